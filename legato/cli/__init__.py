@@ -1,0 +1,1 @@
+"""The command line: the only reader of arguments and environment."""

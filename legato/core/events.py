@@ -1,0 +1,30 @@
+"""What a client may see of a step."""
+
+from dataclasses import dataclass
+
+from legato.core.plan import Sampled
+from legato.core.request import RequestId
+from legato.core.stopping import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """A token was generated."""
+
+    request_id: RequestId
+    sampled: Sampled
+    finish: FinishReason | None
+    """Set on the last token of a reply that ended by its own rule; no other event follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishEvent:
+    """A request ended without a token: it was aborted, or its step failed. No other event follows."""
+
+    request_id: RequestId
+    reason: FinishReason
+    message: str = ""
+    """What failed, for `FinishReason.ERROR`."""
+
+
+Event = TokenEvent | FinishEvent

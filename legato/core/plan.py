@@ -1,0 +1,105 @@
+"""From a committed `Schedule` to a `StepPlan`: the integers that a runner needs, and nothing else.
+
+A mixed batch is one `ForwardSeq` per decode and one per chunk. There is no difference between the two but
+their length: both put `tokens` at positions `start, start + 1, ..` of the blocks in `blocks`.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from legato.core.request import RequestId, SamplingParams
+
+if TYPE_CHECKING:
+    from legato.core.schedule import Schedule
+    from legato.core.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardSeq:
+    """A run of consecutive positions of one sequence."""
+
+    request_id: RequestId
+    tokens: tuple[int, ...] = field(repr=False)
+    """The token at each position start .. start + len(tokens)."""
+    start: int
+    """Absolute position of the first token = positions computed before this step."""
+    blocks: tuple[int, ...]
+    """Block table: position p lives in block `blocks[p // block_size]`, at `p % block_size`."""
+
+    @property
+    def end(self) -> int:
+        """Positions known to the cache after this step."""
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """One step's sequences, decodes first."""
+
+    seqs: tuple[ForwardSeq, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(seq.tokens) for seq in self.seqs)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One token to draw, from the logits of the last position of `batch.seqs[seq]`."""
+
+    seq: int
+    request_id: RequestId
+    params: SamplingParams
+    num_generated: int
+    """Tokens generated so far = the index of this draw in the request's random stream."""
+    prompt: tuple[int, ...] = field(default=(), repr=False)
+    """The prompt's ids, only if `params.needs_history`."""
+    generated: tuple[int, ...] = field(default=(), repr=False)
+    """The reply's ids so far, only if `params.needs_history`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What a runner computes in one step: K, V of every token in `batch`, one token per row of `sample`."""
+
+    batch: ForwardBatch
+    sample: tuple[SampleRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One drawn token. Log-probabilities are natural and of the model's own distribution, before penalties,
+    temperature and truncation (as OpenAI and vLLM return them)."""
+
+    token: int
+    logprob: float | None = None
+    """Of `token`; None unless `params.logprobs` asked for it."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The `params.logprobs` most likely ids with their log-probabilities, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came of a `StepPlan`: `sampled[i]` belongs to `plan.sample[i]`."""
+
+    sampled: tuple[Sampled, ...]
+    elapsed: float
+    """Measured seconds of the step."""
+
+
+def plan(scheduler: "Scheduler", schedule: "Schedule") -> StepPlan:
+    """Build the mixed batch of a schedule that was just committed.
+
+    A decode is its sequence's newest token at position n - 1. A chunk is its tokens at start. The sampled
+    rows are every decode and each chunk whose `last` flag says that it reaches the end of its sequence; a
+    middle chunk's logits would predict a token that the prompt already has, so they are never computed.
+    """
+    seqs: list[ForwardSeq] = []
+    sample: list[SampleRow] = []
+    for chunk in schedule.runs:
+        sequence = scheduler.sequence(chunk.request_id)
+        if chunk.last:
+            sample.append(sequence.sample_row(len(seqs)))
+        tokens = tuple(sequence.tokens[chunk.start : chunk.end])
+        seqs.append(ForwardSeq(chunk.request_id, tokens, chunk.start, tuple(sequence.blocks)))
+    return StepPlan(ForwardBatch(tuple(seqs)), tuple(sample))

@@ -1,0 +1,71 @@
+"""What a client asked for: frozen, complete, in plain numbers.
+
+Text never comes here: a prompt is token ids, and stop *strings* are matched by whoever turns tokens into
+text (see `legato.engine.output`).
+"""
+
+from dataclasses import dataclass, field
+from typing import NewType
+
+RequestId = NewType("RequestId", str)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is chosen and when the reply ends. Ranges are checked where requests enter."""
+
+    max_tokens: int
+    """At most this many generated tokens, >= 1."""
+    min_tokens: int = 0
+    """No stop token is sampled before this many were generated."""
+    temperature: float = 1.0
+    """0 means greedy: the highest logit, the lowest id among equals."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of most likely tokens whose probability reaches this."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the most likely one."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in prompt or reply (Keskar et al. 2019)."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of each token in the reply."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a logit once for each time its token is in the reply."""
+    seed: int | None = None
+    """Makes the draws repeatable; None draws a fresh seed where the request enters the engine."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Pairs of token id and the amount added to its logit."""
+    logprobs: int | None = None
+    """None for none; k for the chosen token's log-probability and the k most likely ones."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """Ids that end the reply: the model's end-of-sequence ids (unless ignored) and the client's own."""
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether sampling looks at the tokens so far."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt and one reply to be computed for it."""
+
+    id: RequestId
+    prompt: tuple[int, ...] = field(repr=False)
+    """Token ids, at least one. Left out of `repr`: prompts do not belong in logs."""
+    params: SamplingParams
+    arrival: float
+    """Seconds on the engine's clock."""
+
+    @property
+    def max_computed(self) -> int:
+        """The most positions whose keys and values this request can ever need.
+
+        The last generated token is returned and never computed.
+        """
+        return len(self.prompt) + self.params.max_tokens - 1

@@ -1,0 +1,95 @@
+"""The engine: scheduler, runner and journal joined into one `step`. One thread, no queue, no text.
+
+    schedule -> commit -> plan -> run -> complete
+
+Everything above it only decides who calls `step`: a thread of its own (`loop`), or the caller (`llm`).
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from legato.core.events import Event
+from legato.core.plan import plan
+from legato.core.request import Request, RequestId
+from legato.core.scheduler import Scheduler
+from legato.core.stopping import FinishReason
+from legato.engine.protocol import Observer, Runner
+from legato.errors import LegatoError
+from legato.metrics.journal import StepRecord
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Runs requests on a runner. `clock` gives seconds and never goes back."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        clock: Callable[[], float],
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        pool = scheduler.blocks
+        if pool.num_blocks > runner.num_blocks or pool.block_size != runner.block_size:
+            raise ValueError(
+                f"the pool has {pool.num_blocks} blocks of {pool.block_size} tokens, "
+                f"the runner {runner.num_blocks} of {runner.block_size}"
+            )
+        self.scheduler = scheduler
+        self.clock = clock
+        self._runner = runner
+        self._observers = tuple(observers)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; raises `RequestError` if it cannot be served."""
+        self.scheduler.add(request)
+        for observer in self._observers:
+            observer.submitted(request)
+
+    def abort(self, request_id: RequestId, reason: FinishReason = FinishReason.ABORT) -> tuple[Event, ...]:
+        """End a request now. An id that is not known (any more) is ignored."""
+        events = self.scheduler.abort(request_id, reason)
+        if events:
+            now = self.clock()
+            for observer in self._observers:
+                observer.aborted(request_id, reason, now)
+        return events
+
+    def step(self) -> tuple[Event, ...]:
+        """Run one step. Call it while `has_work`.
+
+        If the runner raises, the requests of that step end with an error and the engine goes on.
+        """
+        scheduler = self.scheduler
+        schedule = scheduler.schedule(self.clock())
+        scheduler.commit(schedule)
+        error = None
+        try:
+            result = self._runner.run(plan(scheduler, schedule))
+            events = scheduler.complete(result)
+        except Exception as caught:  # whatever the model does, the loop and the other requests live on
+            if scheduler.in_flight is None:
+                raise
+            logger.exception("step %d of %d tokens failed", schedule.step, schedule.num_tokens)
+            error = caught.message if isinstance(caught, LegatoError) else type(caught).__name__
+            events = scheduler.fail(f"the model step that this request was in failed ({error})")
+        record = StepRecord(
+            schedule=schedule,
+            events=events,
+            ended=self.clock(),
+            budget=scheduler.config.max_batch_tokens,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            blocks_used=scheduler.blocks.num_used,
+            blocks_total=scheduler.blocks.num_blocks,
+            error=error,
+        )
+        for observer in self._observers:
+            observer.stepped(record)
+        return events

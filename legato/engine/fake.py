@@ -1,0 +1,61 @@
+"""A runner without a model, whose every answer can be computed by hand. Product code: tests, simulations and
+clients under development use it.
+
+It keeps a KV cache that holds the token ids themselves, written and read through the block tables. The next
+token is the sum of all token ids up to the position, plus the position, modulo the vocabulary:
+
+    vocabulary 100, prompt (5, 7): the last position is 1, so the first token is (5 + 7) + 1 = 13,
+    then (5 + 7 + 13) + 2 = 27, then (5 + 7 + 13 + 27) + 3 = 55.
+
+A chunk at a wrong position, a wrong block table or a block given away too early changes the answer.
+"""
+
+import time
+from collections.abc import Callable
+
+from legato.core.plan import ForwardSeq, Sampled, StepPlan, StepResult
+
+
+class FakeRunner:
+    """`step_seconds(plan)` says how long a step takes; the runner sleeps that long."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        step_seconds: Callable[[StepPlan], float] = lambda _: 0.0,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.vocab_size = vocab_size
+        self._step_seconds = step_seconds
+        self._sleep = sleep
+        self._cache = [[0] * block_size for _ in range(num_blocks)]
+
+    def run(self, plan: StepPlan) -> StepResult:
+        seqs = plan.batch.seqs
+        for seq in seqs:
+            for position, token in enumerate(seq.tokens, seq.start):
+                self._cache[seq.blocks[position // self.block_size]][position % self.block_size] = token
+        seconds = self._step_seconds(plan)
+        if seconds > 0:
+            self._sleep(seconds)
+        sampled = tuple(self._sample(seqs[row.seq], row.params.logprobs) for row in plan.sample)
+        return StepResult(sampled, seconds)
+
+    def _sample(self, seq: ForwardSeq, logprobs: int | None) -> Sampled:
+        token = next_token(self._read(seq), self.vocab_size)
+        if logprobs is None:
+            return Sampled(token)
+        return Sampled(token, 0.0, ((token, 0.0),) if logprobs else ())
+
+    def _read(self, seq: ForwardSeq) -> list[int]:
+        return [self._cache[seq.blocks[p // self.block_size]][p % self.block_size] for p in range(seq.end)]
+
+
+def next_token(tokens: list[int], vocab_size: int) -> int:
+    """The token that a `FakeRunner` puts after `tokens`."""
+    return (sum(tokens) + len(tokens) - 1) % vocab_size

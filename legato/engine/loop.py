@@ -1,0 +1,134 @@
+"""The engine's own thread: takes commands, steps while there is work, hands out events.
+
+What may enter this file: the order of "drain commands, step, deliver". No policy, no text, no asyncio.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from legato.core.events import Event, FinishEvent
+from legato.core.request import Request, RequestId
+from legato.core.stopping import FinishReason
+from legato.engine.engine import Engine
+from legato.errors import RequestError, UnavailableError
+
+logger = logging.getLogger(__name__)
+
+Deliver = Callable[[tuple[Event, ...]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    request_id: RequestId
+    reason: FinishReason
+
+
+Command = Submit | Abort
+
+
+class Inbox:
+    """Commands from any thread to the loop, in order."""
+
+    def __init__(self) -> None:
+        self._commands: deque[Command] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def put(self, command: Command) -> None:
+        """Raises `UnavailableError` once closed; a command that was taken is never lost."""
+        with self._changed:
+            if self._closed:
+                raise UnavailableError("the engine is shut down")
+            self._commands.append(command)
+            self._changed.notify()
+
+    def take(self, *, wait: bool) -> tuple[Command, ...] | None:
+        """Everything that came so far; with `wait`, blocks until there is something. None once closed and
+        empty."""
+        with self._changed:
+            while wait and not self._commands and not self._closed:
+                self._changed.wait()
+            taken = tuple(self._commands)
+            self._commands.clear()
+            return None if self._closed and not taken else taken
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+
+class EngineLoop:
+    """Runs an engine in a thread. `deliver` is called in that thread with the events of each turn."""
+
+    def __init__(self, engine: Engine, deliver: Deliver) -> None:
+        self._engine = engine
+        self._deliver = deliver
+        self._inbox = Inbox()
+        self._living: set[RequestId] = set()
+        self._thread = threading.Thread(target=self._run, name="legato-engine", daemon=True)
+        self.failure: str | None = None
+        """Why the loop ended by itself, which it never should."""
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        """From any thread. Raises `UnavailableError` after `stop`."""
+        self._inbox.put(Submit(request))
+
+    def abort(self, request_id: RequestId, reason: FinishReason = FinishReason.ABORT) -> None:
+        """From any thread, for any id, at any time; what is not living is ignored."""
+        with suppress(UnavailableError):
+            self._inbox.put(Abort(request_id, reason))
+
+    def stop(self) -> None:
+        """Abort what is left and end the thread; returns when it ended. Commands raise from now on."""
+        self._inbox.close()
+        if self.alive:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while (commands := self._inbox.take(wait=not self._engine.has_work)) is not None:
+                events = [event for command in commands for event in self._obey(command)]
+                if self._engine.has_work:
+                    events += self._engine.step()
+                self._publish(tuple(events))
+            left = [self._engine.abort(request_id) for request_id in self._living]
+            self._publish(tuple(event for events in left for event in events))
+        except BaseException as error:
+            logger.exception("the engine loop ended")
+            self.failure = f"the engine loop ended: {type(error).__name__}"
+            self._inbox.close()
+            self._publish(tuple(FinishEvent(i, FinishReason.ERROR, self.failure) for i in self._living))
+
+    def _obey(self, command: Command) -> tuple[Event, ...]:
+        if isinstance(command, Abort):
+            return self._engine.abort(command.request_id, command.reason)
+        request_id = command.request.id
+        try:
+            self._engine.submit(command.request)
+        except RequestError as error:
+            return (FinishEvent(request_id, FinishReason.ERROR, error.message),)
+        self._living.add(request_id)
+        return ()
+
+    def _publish(self, events: tuple[Event, ...]) -> None:
+        ended = {e.request_id for e in events if isinstance(e, FinishEvent) or e.finish is not None}
+        self._living -= ended
+        if events:
+            self._deliver(events)

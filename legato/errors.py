@@ -1,0 +1,76 @@
+"""The one tree of exceptions. Each class knows the HTTP status and the OpenAI error type it becomes.
+
+    LegatoError
+    ├── ConfigError            a setting, flag or runtime.toml entry is wrong (start-up)
+    ├── ModelError             a model's files are missing, damaged or not supported (start-up)
+    ├── RequestError           the client's request is wrong                          400
+    │   ├── ContextLengthError     it can never fit, whatever the load                400
+    │   └── NotFoundError          no such model or route                             404
+    ├── OverloadedError        too much work is waiting                               429
+    ├── UnavailableError       loading, draining or shut down                         503
+    └── StepError              a model step failed; the request in it is lost         500
+
+Messages say what is wrong, where, and the limits in numbers; they never hold a prompt's text.
+"""
+
+from typing import ClassVar
+
+
+class LegatoError(Exception):
+    """Base of every error that Legato raises on purpose."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        """`param` names the request field or setting at fault; `code` is the OpenAI error code."""
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class ConfigError(LegatoError):
+    """A setting is wrong. Raised at start-up only."""
+
+
+class ModelError(LegatoError):
+    """A model cannot be loaded. The message is one line: which file, and what is wrong with it."""
+
+
+class RequestError(LegatoError):
+    """The request cannot be served as it is written."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class ContextLengthError(RequestError):
+    """The prompt, or the prompt and its reply, can never fit."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message, param=param, code="context_length_exceeded")
+
+
+class NotFoundError(RequestError):
+    """No such model or route."""
+
+    status = 404
+
+
+class OverloadedError(LegatoError):
+    """Too much work is waiting already; try again later."""
+
+    status = 429
+    type = "rate_limit_error"
+
+
+class UnavailableError(LegatoError):
+    """The server is loading, draining or shut down."""
+
+    status = 503
+    type = "service_unavailable_error"
+
+
+class StepError(LegatoError):
+    """The model step that this request was in failed."""

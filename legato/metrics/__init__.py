@@ -1,0 +1,1 @@
+"""Timelines of requests and steps, and the only formulas over them."""

@@ -1,0 +1,1 @@
+"""Model specifications, loaders and the decoder."""

@@ -1,0 +1,105 @@
+"""Schedulers small enough to follow by hand, driven by the fake runner."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from legato.core.block_pool import BlockPool
+from legato.core.events import Event, TokenEvent
+from legato.core.plan import StepPlan, plan
+from legato.core.prefill import PrefillPolicy
+from legato.core.request import Request, RequestId, SamplingParams
+from legato.core.schedule import Schedule
+from legato.core.scheduler import Scheduler, SchedulerConfig
+from legato.engine.fake import FakeRunner, next_token
+
+VOCAB = 100
+
+
+@dataclass
+class Rig:
+    """A scheduler and a fake runner, stepped by hand; the law is checked around every call."""
+
+    scheduler: Scheduler
+    runner: FakeRunner
+    events: list[Event] = field(default_factory=list)
+    schedules: list[Schedule] = field(default_factory=list)
+
+    def add(self, name: str, prompt: Iterable[int] | int, max_tokens: int = 4, **params: object) -> Request:
+        """A prompt of the given ids, or of so many made-up ones."""
+        ids = range(1, prompt + 1) if isinstance(prompt, int) else prompt
+        request = Request(
+            id=RequestId(name),
+            prompt=tuple(i % VOCAB for i in ids),
+            params=SamplingParams(max_tokens=max_tokens, seed=0, **params),  # type: ignore[arg-type]
+            arrival=0.0,
+        )
+        self.scheduler.add(request)
+        self.scheduler.check()
+        return request
+
+    def decide(self) -> Schedule:
+        """Decide the next step twice, and see that deciding changes nothing."""
+        schedule = self.scheduler.schedule(now=float(self.scheduler.step))
+        assert schedule == self.scheduler.schedule(now=float(self.scheduler.step))
+        self.scheduler.check()
+        self.scheduler.check_schedule(schedule)
+        return schedule
+
+    def begin(self) -> StepPlan:
+        """Decide, commit and plan a step; `finish` completes it."""
+        schedule = self.decide()
+        self.scheduler.commit(schedule)
+        self.scheduler.check()
+        self.schedules.append(schedule)
+        return plan(self.scheduler, schedule)
+
+    def finish(self, step: StepPlan) -> tuple[Event, ...]:
+        events = self.scheduler.complete(self.runner.run(step))
+        self.scheduler.check()
+        self.events += events
+        return events
+
+    def step(self) -> Schedule:
+        self.finish(self.begin())
+        return self.schedules[-1]
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """Step until nothing is left."""
+        for _ in range(max_steps):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        raise AssertionError(f"not done after {max_steps} steps")
+
+    def tokens(self, name: str) -> list[int]:
+        """What was generated for a request."""
+        return [e.sampled.token for e in self.events if isinstance(e, TokenEvent) and e.request_id == name]
+
+    def assert_idle(self) -> None:
+        """As at the start: nobody left, every block free."""
+        assert not self.scheduler.running
+        assert not self.scheduler.waiting
+        assert self.scheduler.blocks.num_free == self.scheduler.blocks.num_blocks
+
+
+def build_rig(
+    *,
+    budget: int = 8,
+    max_running: int = 4,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    policy: PrefillPolicy | None = None,
+) -> Rig:
+    config = SchedulerConfig(
+        max_batch_tokens=budget, max_running=max_running, max_model_len=num_blocks * block_size
+    )
+    scheduler = Scheduler(config, BlockPool(num_blocks, block_size), prefill_policy=policy)
+    return Rig(scheduler, FakeRunner(num_blocks=num_blocks, block_size=block_size, vocab_size=VOCAB))
+
+
+def expected_reply(prompt: Iterable[int], num: int) -> list[int]:
+    """What the fake runner says after `prompt`, computed without any scheduler."""
+    known = list(prompt)
+    for _ in range(num):
+        known.append(next_token(known, VOCAB))
+    return known[len(known) - num :]

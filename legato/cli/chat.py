@@ -1,0 +1,53 @@
+"""`legato chat`: a conversation in the terminal, streamed."""
+
+from rich.console import Console
+
+from legato.cli.load import load_llm
+from legato.config import Settings
+from legato.core.request import SamplingParams
+from legato.errors import ConfigError, RequestError
+
+HELP = "An empty line or Ctrl-D ends the conversation, /new starts over."
+
+
+def talk(settings: Settings, system: str | None, max_tokens: int, temperature: float) -> None:
+    """Read a line, stream the answer, remember both."""
+    llm = load_llm(settings)
+    template = llm.built.chat_template
+    if template is None:
+        raise ConfigError(
+            f"{llm.built.name} is a base model without a chat template; "
+            "give one with --chat-template, or use `legato generate`"
+        )
+    console = Console()
+    console.print(f"[bold]{llm.built.name}[/bold]. {HELP}")
+    start: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
+    messages: list[dict[str, object]] = list(start)
+    while line := _read(console):
+        if line == "/new":
+            messages: list[dict[str, object]] = list(start)
+            continue
+        messages.append({"role": "user", "content": line})
+        ids = llm.built.tokenizer.encode_chat(template.render(messages))
+        room = llm.built.max_model_len - len(ids)
+        params = SamplingParams(max_tokens=max(1, min(max_tokens, room)), temperature=temperature)
+        answer = ""
+        try:
+            for delta in llm.stream(ids, params):
+                console.print(delta.text, end="", markup=False, highlight=False, soft_wrap=True)
+                answer += delta.text
+        except RequestError as error:
+            console.print(f"[red]{error.message}[/red] /new starts over.")
+            messages.pop()
+            continue
+        except KeyboardInterrupt:
+            console.print(" [dim](stopped)[/dim]", end="")
+        console.print()
+        messages.append({"role": "assistant", "content": answer})
+
+
+def _read(console: Console) -> str:
+    try:
+        return console.input("[bold cyan]> [/bold cyan]").strip()
+    except EOFError:
+        return ""

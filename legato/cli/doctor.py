@@ -1,0 +1,102 @@
+"""`legato doctor`: what this machine and this model give, why, and whether the answers are right."""
+
+import json
+import os
+import platform
+from importlib.metadata import version
+
+from rich.console import Console
+from rich.table import Table
+
+from legato import __version__
+from legato.cli.load import load_llm
+from legato.config import Settings
+from legato.core.request import SamplingParams
+from legato.engine.llm import LLM
+
+Report = dict[str, dict[str, str]]
+
+LIBRARIES = ("torch", "numpy", "tokenizers", "gguf", "safetensors", "fastapi", "uvicorn", "pydantic")
+KNOWN_ANSWERS: dict[str, tuple[list[int], list[int]]] = {
+    "gemma3-270m": (
+        [2, 818, 5279, 529, 7001, 563],
+        [506, 5279, 529, 506, 2891, 529, 7001, 236761],
+    ),
+    "qwen2.5-coder-1.5b-instruct": (
+        [750, 3974, 6860, 10939, 1648],
+        [198, 262, 421, 2422, 10939, 8, 2651, 220],
+    ),
+}
+"""Prompt and greedy reply by model, from Hugging Face transformers 5.5.4 in fp32 on the same weights; no
+choice in them is closer than 0.25 in log-probability, so rounding does not change them."""
+
+
+def examine(settings: Settings, as_json: bool) -> None:
+    """Load the model, report, test. Exit status 1 if the self-test fails."""
+    llm = load_llm(settings)
+    report = {"versions": _versions(), "machine": _machine(), "model": _model(llm)}
+    report["choices"] = dict(llm.built.choices)
+    report["self-test"] = _self_test(llm)
+    passed = "failed" not in " ".join(report["self-test"].values())
+    if as_json:
+        print(json.dumps(report | {"passed": passed}, indent=2))
+    else:
+        _print(report)
+    if not passed:
+        raise SystemExit(1)
+
+
+def _versions() -> dict[str, str]:
+    own = {"legato": __version__, "python": platform.python_version()}
+    return own | {library: version(library) for library in LIBRARIES}
+
+
+def _machine() -> dict[str, str]:
+    gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": str(os.cpu_count()),
+        "memory": f"{gib:.1f} GiB",
+    }
+
+
+def _model(llm: LLM) -> dict[str, str]:
+    built, spec = llm.built, llm.built.spec
+    windows = sorted({layer.window for layer in spec.layers if layer.window is not None})
+    return {
+        "name": built.name,
+        "files": str(built.source),
+        "family": spec.family,
+        "layers": f"{spec.num_layers}, hidden {spec.hidden_size}, vocabulary {spec.vocab_size}",
+        "attention heads": f"{spec.num_heads} on {spec.num_kv_heads} of size {spec.head_dim}",
+        "sliding windows": ", ".join(map(str, windows)) or "none",
+        "longest context": f"{spec.max_position} tokens; {built.max_model_len} served",
+        "chat template": "yes" if built.chat_template is not None else "no (a base model)",
+    }
+
+
+def _self_test(llm: LLM) -> dict[str, str]:
+    """The known answer, if this model has one; and one prompt alone and again in a crowd."""
+    prompt, answer = KNOWN_ANSWERS.get(llm.built.name, (None, None))
+    tests = {"known answer": "none is recorded for this model"}
+    params = SamplingParams(max_tokens=8, temperature=0.0)
+    if prompt is None:
+        prompt = llm.built.tokenizer.encode("The capital of France is")
+    alone = list(llm.generate(prompt, params, show_progress=False)[0].token_ids)
+    if answer is not None:
+        right = alone == answer[: len(alone)] and bool(alone)
+        tests["known answer"] = "passed" if right else f"failed: {alone}, expected {answer}"
+    crowd = [[*prompt, *prompt[-1:] * n] for n in (3, 40, 300)]
+    beside = list(llm.generate([*crowd, prompt], params, show_progress=False)[-1].token_ids)
+    same = beside == alone
+    tests["same answer in a crowd"] = "passed" if same else f"failed: alone {alone}, in a crowd {beside}"
+    return tests
+
+
+def _print(report: Report) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for section, rows in report.items():
+        table.add_row(f"[bold]{section}[/bold]", "")
+        for name, value in rows.items():
+            table.add_row(f"  {name}", value)
+    Console().print(table)

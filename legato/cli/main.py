@@ -1,0 +1,104 @@
+"""`legato`: the commands. Each does one thing and ends with one line if it cannot."""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from legato.cli.options import check_environment, schema, takes_settings
+from legato.config import Settings
+from legato.errors import LegatoError
+
+app = typer.Typer(
+    name="legato",
+    help="An LLM inference server with chunked prefill at its core.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+@takes_settings(model_argument=True)
+def serve(settings: Settings) -> None:
+    """Serve MODEL over the OpenAI HTTP API."""
+    from legato.cli.serve import serve_model
+
+    serve_model(settings)
+
+
+@app.command()
+@takes_settings(model_argument=False)
+def generate(
+    settings: Settings,
+    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to make.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Nucleus sampling.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Makes the draws repeatable.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the reply; repeatable.")] = None,
+) -> None:
+    """Continue one prompt and print the text as it comes."""
+    from legato.cli.generate import print_reply
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    print_reply(settings, text, max_tokens, temperature, top_p, seed, stop or [])
+
+
+@app.command()
+@takes_settings(model_argument=True)
+def chat(
+    settings: Settings,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of one answer.")] = 512,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 0.7,
+) -> None:
+    """Talk with MODEL in the terminal."""
+    from legato.cli.chat import talk
+
+    talk(settings, system, max_tokens, temperature)
+
+
+@app.command()
+@takes_settings(model_argument=True)
+def doctor(
+    settings: Settings,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what this machine and MODEL give: versions, back ends and why, memory, and a self-test."""
+    from legato.cli.doctor import examine
+
+    examine(settings, as_json)
+
+
+@app.command()
+@takes_settings(model_argument=False)
+def config(
+    settings: Settings,
+    show_schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of runtime.toml.")
+    ] = False,
+) -> None:
+    """Print the settings in force, or the schema of the settings file."""
+    print(json.dumps(schema() if show_schema else settings.model_dump(), indent=2))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from legato import __version__
+
+    print(__version__)
+
+
+def run() -> None:
+    """The console script. A `LegatoError` ends it with one line and status 1."""
+    try:
+        check_environment()
+        app()
+    except LegatoError as error:
+        print(f"legato: error: {error.message}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

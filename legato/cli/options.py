@@ -1,0 +1,100 @@
+"""Settings as command-line options: made from the one table in `legato.config`, flag by flag.
+
+`--max-batch-tokens`, `LEGATO_MAX_BATCH_TOKENS` and `[engine] max_batch_tokens` are the same setting.
+"""
+
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+
+from legato.config import Settings, alias_of, fields, load_settings
+from legato.errors import ConfigError
+
+DEFAULT_FILE = Path("runtime.toml")
+
+
+def takes_settings(*, model_argument: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for every setting; it is called with `settings` first, then its own.
+
+    `model_argument` makes the model the command's argument: `legato serve MODEL`.
+    """
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+        names = [name for _, name, _ in fields()]
+
+        def command(**values: Any) -> None:
+            file = values.pop("config")
+            given = {name: values.pop(name) for name in names}
+            overrides = {name: value for name, value in given.items() if value is not None}
+            if file is None and DEFAULT_FILE.is_file():
+                file = DEFAULT_FILE
+            function(load_settings(file, overrides), **values)
+
+        parameters = [*own, *_parameters(model_argument)]
+        command.__name__ = function.__name__
+        command.__doc__ = function.__doc__
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        return command
+
+    return decorate
+
+
+def _parameters(model_argument: bool) -> list[inspect.Parameter]:
+    config = typer.Option("--config", envvar="LEGATO_CONFIG", help="Settings file. Default: ./runtime.toml.")
+    parameters = [_parameter("config", Annotated[Path | None, config])]
+    for section, name, field in fields():
+        annotation = field.annotation
+        kinds = set(get_args(annotation) or (annotation,)) - {type(None)}
+        kind = next((k for k in (bool, int, float) if kinds == {k}), str)
+        if name == "kv_memory":
+            kind = str
+        info = _option(section, name, field.description or "", alias_of(field), field.default, kind is bool)
+        if name == "model" and model_argument:
+            info = typer.Argument(envvar="LEGATO_MODEL", help=field.description, show_default=field.default)
+        parameters.append(_parameter(name, Annotated[kind | None, info]))
+    return parameters
+
+
+def _option(section: str, name: str, help: str, alias: str | None, default: object, flag: bool) -> Any:
+    dashed = name.replace("_", "-")
+    names = [f"--{dashed}/--no-{dashed}" if flag else f"--{dashed}"]
+    if alias is not None:
+        names.append(f"--{alias.replace('_', '-')}")
+    return typer.Option(
+        *names,
+        envvar=f"LEGATO_{name.upper()}",
+        help=help,
+        rich_help_panel=f"{section.capitalize()} settings",
+        show_default=False if default is None else str(default),
+    )
+
+
+def _parameter(name: str, annotation: object) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def cache_dir() -> Path:
+    """Where models are put together: LEGATO_CACHE_DIR, or `legato` in the user's cache directory."""
+    base = os.environ.get("LEGATO_CACHE_DIR")
+    if base:
+        return Path(base)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "legato"
+
+
+def check_environment() -> None:
+    """Refuse LEGATO_* variables that mean nothing, before they are silently ignored."""
+    known = {f"LEGATO_{name.upper()}" for _, name, _ in fields()} | {"LEGATO_CONFIG", "LEGATO_CACHE_DIR"}
+    unknown = sorted(name for name in os.environ if name.startswith("LEGATO_") and name not in known)
+    if unknown:
+        raise ConfigError(f"{unknown[0]}: no such setting (known: {', '.join(sorted(known))})")
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of runtime.toml."""
+    return Settings.model_json_schema()

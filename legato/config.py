@@ -1,0 +1,179 @@
+"""Every setting, once: name, type, limits, default and help. Frozen, validated once.
+
+`runtime.toml`, the command line's flags, the `LEGATO_*` variables and the JSON Schema are all made from this
+table. Precedence, lowest first: default, runtime.toml, environment, flag.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from legato.errors import ConfigError
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def parse_bytes(value: object) -> object:
+    """ "4GiB", "512 MB" or a number of bytes."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", value.lower())
+    if match is None:
+        raise ValueError(f"not a size such as 4GiB or 512MB: {value!r}")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+
+
+class Section(BaseModel):
+    """One table of runtime.toml."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ModelSettings(Section):
+    """Which model, and what it is called."""
+
+    model: str = Field(
+        default="gemma3-270m",
+        description="A packaged name, a GGUF file, a folder in Hugging Face form, or a hub id (org/name).",
+    )
+    served_model_name: str | None = Field(
+        default=None, description="Name in the API. Default: the model's own."
+    )
+    chat_template: str | None = Field(
+        default=None, description="A built-in name, a .jinja file or a template, instead of the model's own."
+    )
+    max_model_len: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most tokens of prompt and reply. Default: what the model and the cache allow.",
+    )
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
+        default="auto",
+        description="Type of weights and activations. auto: float32 on a CPU, bfloat16 on a GPU.",
+    )
+
+
+class EngineSettings(Section):
+    """The step, and the memory behind it."""
+
+    max_batch_tokens: int = Field(
+        default=256,
+        ge=1,
+        description="Token budget: the most tokens in one step, decodes and prompt chunks together.",
+        json_schema_extra={"alias": "max_num_batched_tokens"},
+    )
+    prefill_chunk: int | None = Field(
+        default=None,
+        ge=0,
+        description="Most tokens of one prompt in one step. 0 turns chunking off. Default: fill the budget.",
+    )
+    max_running: int = Field(
+        default=64,
+        ge=1,
+        description="Most requests that run at once. At most max_batch_tokens.",
+        json_schema_extra={"alias": "max_num_seqs"},
+    )
+    block_size: int = Field(default=32, ge=1, le=1024, description="Tokens in a block of the KV cache.")
+    num_blocks: int | None = Field(
+        default=None, ge=1, description="Blocks in the KV cache, instead of kv_memory."
+    )
+    kv_memory: Bytes | None = Field(
+        default=None,
+        ge=1,
+        description="Size of the KV cache, such as 4GiB. Default: 0.25 of free memory, 0.9 on a GPU.",
+    )
+    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
+
+
+class ServerSettings(Section):
+    """The HTTP side."""
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+    shutdown_timeout: float = Field(
+        default=30.0, ge=0, description="Seconds that running replies get to end after SIGTERM."
+    )
+    access_log: bool = Field(default=False, description="Log every HTTP request.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="What is logged."
+    )
+
+
+class Settings(BaseModel):
+    """The whole table: one section for each table of runtime.toml."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, title="runtime.toml of Legato")
+
+    model: ModelSettings = ModelSettings()
+    engine: EngineSettings = EngineSettings()
+    server: ServerSettings = ServerSettings()
+
+
+def fields() -> Iterator[tuple[str, str, FieldInfo]]:
+    """(section, name, field) of every setting. Names are unique over all sections."""
+    for section, info in Settings.model_fields.items():
+        table = info.annotation
+        assert isinstance(table, type)
+        assert issubclass(table, Section)
+        for name, field in table.model_fields.items():
+            yield section, name, field
+
+
+def alias_of(field: FieldInfo) -> str | None:
+    """vLLM's name for the same setting."""
+    extra = field.json_schema_extra
+    return str(extra["alias"]) if isinstance(extra, Mapping) and "alias" in extra else None
+
+
+def load_settings(file: Path | None, overrides: Mapping[str, object]) -> Settings:
+    """Settings from runtime.toml, if given, with `overrides` (name -> value) on top.
+
+    Raises `ConfigError`, one line, naming the file or the setting, the value and what is allowed.
+    """
+    tables = {} if file is None else _read_toml(file)
+    where = "settings" if file is None else str(file)
+    _validate(tables, where)
+    sections = {name: section for section, name, _ in fields()}
+    merged: dict[str, dict[str, object]] = {key: dict(table) for key, table in tables.items()}
+    for name, value in overrides.items():
+        merged.setdefault(sections[name], {})[name] = value
+    settings = _validate(merged, "settings")
+    engine = settings.engine
+    if engine.max_running > engine.max_batch_tokens:
+        raise ConfigError(
+            f"max_running ({engine.max_running}) is above max_batch_tokens ({engine.max_batch_tokens}): "
+            "the decodes of all running requests must fit in one step",
+            param="max_running",
+        )
+    if engine.num_blocks is not None and engine.kv_memory is not None:
+        raise ConfigError("num_blocks and kv_memory both set the size of the KV cache; give one of them")
+    return settings
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror})") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not valid TOML ({error})") from error
+
+
+def _validate(tables: Mapping[str, Any], where: str) -> Settings:
+    try:
+        return Settings.model_validate(tables)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            message = "no such setting"
+        raise ConfigError(f"{where}: {name}: {message} (not {first['input']!r})", param=name) from None

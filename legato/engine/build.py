@@ -1,0 +1,129 @@
+"""From settings to an engine: the one place that knows all the parts."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from legato.config import EngineSettings, ModelSettings
+from legato.core.block_pool import BlockPool
+from legato.core.prefill import Chunked, FillBudget, PrefillPolicy, WholePrompt
+from legato.core.scheduler import Scheduler, SchedulerConfig
+from legato.engine.engine import Engine
+from legato.engine.protocol import Observer
+from legato.errors import ConfigError
+from legato.models.load import OpenedModel, open_model
+from legato.models.source import resolve
+from legato.models.spec import ModelSpec
+from legato.runner.load import RunnerOptions, load_runner
+from legato.text.chat import ChatTemplate, load_template, template_from_folder, template_from_gguf
+from legato.text.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """An engine with what surrounds it."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    """None for a base model: it has no chat format."""
+    name: str
+    """What the model is called in the API."""
+    source: Path
+    """The model's file or folder."""
+    spec: ModelSpec
+    choices: Mapping[str, str]
+    """What was chosen, and why, in words."""
+
+    @property
+    def max_model_len(self) -> int:
+        return self.engine.scheduler.config.max_model_len
+
+
+def build(
+    model: ModelSettings,
+    engine: EngineSettings,
+    *,
+    cache_dir: Path,
+    progress: Callable[[str], None] = lambda _: None,
+    observers: Sequence[Observer] = (),
+    clock: Callable[[], float] = time.monotonic,
+) -> Built:
+    """Load a model and build its engine. `progress` is told each stage in words.
+
+    Raises `ModelError` for the model's files and `ConfigError` for settings that do not go with it.
+    """
+    progress(f"finding {model.model}")
+    files = resolve(model.model, cache_dir=cache_dir)
+    opened = open_model(files)
+    max_model_len = _max_model_len(model.max_model_len, opened.spec)
+    progress(f"reading the tokenizer of {opened.name}")
+    tokenizer = _tokenizer(opened)
+    chat_template = _chat_template(model.chat_template, opened, tokenizer)
+    options = RunnerOptions(
+        device=engine.device,
+        dtype=model.dtype,
+        block_size=engine.block_size,
+        num_blocks=engine.num_blocks,
+        kv_memory=engine.kv_memory,
+        useful_tokens=engine.max_running * max_model_len,
+    )
+    loaded = load_runner(opened, options, progress=progress)
+    pool = BlockPool(loaded.runner.num_blocks, loaded.runner.block_size)
+    config = SchedulerConfig(
+        max_batch_tokens=engine.max_batch_tokens,
+        max_running=engine.max_running,
+        max_model_len=min(max_model_len, pool.num_blocks * pool.block_size),
+    )
+    scheduler = Scheduler(config, pool, prefill_policy=prefill_policy(engine.prefill_chunk))
+    return Built(
+        engine=Engine(scheduler, loaded.runner, clock=clock, observers=observers),
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        name=model.served_model_name or opened.name,
+        source=files.path,
+        spec=opened.spec,
+        choices=loaded.choices | {"prefill": str(scheduler.prefill_policy)},
+    )
+
+
+def prefill_policy(prefill_chunk: int | None) -> PrefillPolicy:
+    """The policy of the setting: None fills the budget, 0 turns chunking off, n takes at most n tokens."""
+    if prefill_chunk is None:
+        return FillBudget()
+    return Chunked(prefill_chunk) if prefill_chunk else WholePrompt()
+
+
+def _max_model_len(asked: int | None, spec: ModelSpec) -> int:
+    if asked is not None and asked > spec.max_position:
+        raise ConfigError(
+            f"max_model_len is {asked}; the model was made for at most {spec.max_position} tokens",
+            param="max_model_len",
+        )
+    return asked or spec.max_position
+
+
+def _tokenizer(opened: OpenedModel) -> Tokenizer:
+    if opened.gguf is not None:
+        return tokenizer_from_gguf(opened.gguf.metadata)
+    assert opened.folder is not None
+    return tokenizer_from_folder(opened.folder)
+
+
+def _chat_template(asked: str | None, opened: OpenedModel, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The template asked for, or the model's own; None if there is neither."""
+    source = None
+    if asked is not None:
+        source = load_template(asked)
+    elif opened.gguf is not None:
+        source = template_from_gguf(opened.gguf.metadata)
+    elif opened.folder is not None:
+        source = template_from_folder(opened.folder)
+    if source is None:
+        return None
+    return ChatTemplate(
+        source,
+        bos_token=tokenizer.special_text(tokenizer.bos_id),
+        eos_token=tokenizer.special_text(tokenizer.eos_id),
+    )

@@ -1,0 +1,272 @@
+"""The engine's thread and the asyncio side: streams, cancellation, failures, shutdown."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from rigs import Gate, Watcher, assert_idle, make_engine
+
+from legato.core.plan import StepPlan
+from legato.core.request import SamplingParams
+from legato.core.stopping import FinishReason
+from legato.engine.async_engine import AsyncEngine, Stream
+from legato.engine.engine import Engine
+from legato.engine.fake import next_token
+from legato.engine.output import Delta
+from legato.errors import ContextLengthError, RequestError, UnavailableError
+from legato.text.fake import FakeTokenizer
+
+VOCAB = 250
+
+
+@asynccontextmanager
+async def running(engine: Engine) -> AsyncIterator[AsyncEngine]:
+    async_engine = AsyncEngine(engine, FakeTokenizer())
+    await async_engine.start()
+    try:
+        yield async_engine
+    finally:
+        await async_engine.stop()
+
+
+def params(max_tokens: int = 4) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens)
+
+
+async def read(stream: Stream) -> list[Delta]:
+    with stream:
+        return [delta async for delta in stream]
+
+
+def expected(prompt: list[int], num: int) -> list[int]:
+    known = list(prompt)
+    for _ in range(num):
+        known.append(next_token(known, VOCAB))
+    return known[len(prompt) :]
+
+
+def test_a_stream_gives_each_token_once_and_then_ends() -> None:
+    async def scenario() -> None:
+        engine = make_engine()
+        async with running(engine) as served:
+            deltas = await read(served.submit([5, 7], params(5)))
+        assert [d.sampled.token for d in deltas if d.sampled] == expected([5, 7], 5)
+        assert [d.finish.reason for d in deltas if d.finish] == [FinishReason.LENGTH]
+        assert_idle(engine)
+
+    asyncio.run(scenario())
+
+
+def test_many_streams_at_once_never_mix() -> None:
+    """C-18, I-08."""
+
+    async def scenario() -> None:
+        engine = make_engine(budget=16, max_running=8)
+        prompts = [[i, i + 1, i + 2] for i in range(40)]
+        async with running(engine) as served:
+            replies = await asyncio.gather(*(read(served.submit(p, params(6))) for p in prompts))
+            assert served.num_streams == 0
+        for prompt, deltas in zip(prompts, replies, strict=True):
+            assert [d.sampled.token for d in deltas if d.sampled] == expected(prompt, 6)
+        assert_idle(engine)
+
+    asyncio.run(scenario())
+
+
+def test_leaving_a_stream_aborts_it_and_the_others_go_on() -> None:
+    """C-01, C-04."""
+
+    async def scenario() -> None:
+        watcher = Watcher()
+        engine = make_engine(observers=(watcher,))
+        async with running(engine) as served:
+            other = served.submit([9], params(50))
+            with served.submit([5, 7], params(200)) as stream:
+                await anext(stream)
+            deltas = await read(other)
+            assert len(deltas) == 50
+            await served.drain()
+        assert watcher.aborts == [(stream.request.id, FinishReason.ABORT)]
+        assert_idle(engine)
+
+    asyncio.run(scenario())
+
+
+def test_no_chunk_follows_an_abort_during_a_long_prefill() -> None:
+    """C-02: at most the step in flight."""
+
+    async def scenario() -> None:
+        gate, watcher = Gate(), Watcher()
+        engine = make_engine(budget=8, before=gate, observers=(watcher,))
+        async with running(engine) as served:
+            with served.submit(list(range(100)), params()):
+                await asyncio.to_thread(gate.wait)
+            gate.open(1000)
+            await asyncio.sleep(0.05)
+        assert len(watcher.records) == 1
+        assert_idle(engine)
+
+    asyncio.run(scenario())
+
+
+def test_a_stop_string_ends_the_reply_and_frees_its_blocks() -> None:
+    """A-04: found in the text, cut off, and the engine is told."""
+
+    async def scenario() -> None:
+        watcher = Watcher()
+        engine = make_engine(before=lambda _: time.sleep(0.002), observers=(watcher,))
+        text = FakeTokenizer().decode(expected([5, 7], 12))
+        stop = text[3:6]
+        async with running(engine) as served:
+            deltas = await read(served.submit([5, 7], params(200), stop=[stop]))
+            for _ in range(100):
+                if watcher.aborts:
+                    break
+                await asyncio.sleep(0.01)
+        assert "".join(d.text for d in deltas) == text[:3]
+        finish = deltas[-1].finish
+        assert finish is not None
+        assert (finish.reason, finish.stop) == (FinishReason.STOP, stop)
+        assert [reason for _, reason in watcher.aborts] == [FinishReason.STOP]
+        assert_idle(engine)
+
+    asyncio.run(scenario())
+
+
+def test_what_can_never_be_served_is_refused_before_anything_starts() -> None:
+    """A-12."""
+
+    async def scenario() -> None:
+        engine = make_engine(num_blocks=4)
+        async with running(engine) as served:
+            with pytest.raises(ContextLengthError, match="at most 16"):
+                served.submit([1] * 20, params())
+            with pytest.raises(RequestError, match="no token"):
+                served.submit([], params())
+            assert served.num_streams == 0
+        assert_idle(engine)
+
+    asyncio.run(scenario())
+
+
+def test_a_failed_step_ends_its_streams_with_the_reason_and_the_loop_lives_on() -> None:
+    """A-13, C-05."""
+    broken = True
+
+    def before(plan: StepPlan) -> None:  # noqa: ARG001
+        if broken:
+            raise RuntimeError("boom")
+
+    async def scenario() -> None:
+        nonlocal broken
+        engine = make_engine(before=before)
+        async with running(engine) as served:
+            finish = (await read(served.submit([5], params())))[-1].finish
+            assert finish is not None
+            assert finish.reason is FinishReason.ERROR
+            assert "RuntimeError" in finish.message
+            assert served.failure is None
+            broken = False
+            assert len(await read(served.submit([5], params(3)))) == 3
+        assert_idle(engine)
+
+    asyncio.run(scenario())
+
+
+def test_a_loop_that_dies_tells_every_stream_and_refuses_new_ones() -> None:
+    """G-12: and it says so."""
+
+    async def scenario() -> None:
+        engine = make_engine()
+        async with running(engine) as served:
+            engine.scheduler.schedule = lambda now: 1 / 0  # type: ignore[method-assign, assignment]  # noqa: ARG005
+            finish = (await read(served.submit([5], params())))[-1].finish
+            assert finish is not None
+            assert finish.reason is FinishReason.ERROR
+            assert served.failure is not None
+            assert "ZeroDivisionError" in served.failure
+            with pytest.raises(UnavailableError):
+                served.submit([5], params())
+
+    asyncio.run(scenario())
+
+
+def test_stopping_aborts_what_is_left_and_refuses_what_comes() -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        engine = make_engine(before=gate)
+        async with running(engine) as served:
+            stream = served.submit([5], params(200))
+            await asyncio.to_thread(gate.wait)
+            gate.open(1)
+            await anext(stream)
+            stopping = asyncio.create_task(served.stop())
+            gate.open(1000)
+            await stopping
+            deltas = await read(stream)
+            finish = deltas[-1].finish
+            assert finish is not None
+            assert finish.reason is FinishReason.ABORT
+            with pytest.raises(UnavailableError):
+                served.submit([5], params())
+            assert served.failure == "the engine is shut down"
+        assert_idle(engine)
+
+    asyncio.run(scenario())
+
+
+def test_drain_waits_for_the_last_reply() -> None:
+    async def scenario() -> None:
+        engine = make_engine()
+        async with running(engine) as served:
+            reading = asyncio.create_task(read(served.submit([5], params(100))))
+            await served.drain()
+            assert served.num_streams == 0
+            assert len(await reading) == 100
+
+    asyncio.run(scenario())
+
+
+def test_seeds_are_filled_in_and_differ() -> None:
+    async def scenario() -> None:
+        async with running(make_engine()) as served:
+            streams = [served.submit([5], params(1)) for _ in range(2)]
+            seeds = {stream.request.params.seed for stream in streams}
+            for stream in streams:
+                await read(stream)
+        assert None not in seeds
+        assert len(seeds) == 2
+
+    asyncio.run(scenario())
+
+
+def test_killing_clients_at_random_leaves_nothing_behind() -> None:
+    """C-04, C-06: a few hundred clients that leave whenever they like."""
+
+    async def client(served: AsyncEngine, rng: random.Random) -> None:
+        prompt = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 60))]
+        stay = rng.choice([0, 0, 1, 3, 100])
+        with served.submit(prompt, params(rng.randrange(1, 30))) as stream:
+            for _ in range(stay):
+                if await anext(stream, None) is None:
+                    break
+                await asyncio.sleep(rng.choice([0, 0, 0.001]))
+
+    async def scenario() -> None:
+        rng = random.Random(7)
+        engine = make_engine(budget=16, max_running=6, num_blocks=40)
+        async with running(engine) as served:
+            clients = [asyncio.create_task(client(served, rng)) for _ in range(300)]
+            for task in clients[::7]:
+                await asyncio.sleep(0.001)
+                task.cancel()
+            await asyncio.gather(*clients, return_exceptions=True)
+            assert served.num_streams == 0
+            deltas = await read(served.submit([5, 7], params(5)))
+            assert [d.sampled.token for d in deltas if d.sampled] == expected([5, 7], 5)
+        assert_idle(engine)
+
+    asyncio.run(scenario())

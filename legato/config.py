@@ -101,6 +101,7 @@ class ServerSettings(Section):
     shutdown_timeout: float = Field(
         default=30.0, ge=0, description="Seconds that running replies get to end after SIGTERM."
     )
+    journal: str | None = Field(default=None, description="File that gets one line of JSON for each step.")
     access_log: bool = Field(default=False, description="Log every HTTP request.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="What is logged."

@@ -1,7 +1,7 @@
 """From settings to an engine: the one place that knows all the parts."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,6 @@ from legato.core.block_pool import BlockPool
 from legato.core.prefill import Chunked, FillBudget, PrefillPolicy, WholePrompt
 from legato.core.scheduler import Scheduler, SchedulerConfig
 from legato.engine.engine import Engine
-from legato.engine.protocol import Observer
 from legato.errors import ConfigError
 from legato.models.load import OpenedModel, open_model
 from legato.models.source import resolve
@@ -47,7 +46,6 @@ def build(
     *,
     cache_dir: Path,
     progress: Callable[[str], None] = lambda _: None,
-    observers: Sequence[Observer] = (),
     clock: Callable[[], float] = time.monotonic,
 ) -> Built:
     """Load a model and build its engine. `progress` is told each stage in words.
@@ -78,7 +76,7 @@ def build(
     )
     scheduler = Scheduler(config, pool, prefill_policy=prefill_policy(engine.prefill_chunk))
     return Built(
-        engine=Engine(scheduler, loaded.runner, clock=clock, observers=observers),
+        engine=Engine(scheduler, loaded.runner, clock=clock),
         tokenizer=tokenizer,
         chat_template=chat_template,
         name=model.served_model_name or opened.name,

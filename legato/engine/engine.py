@@ -6,7 +6,7 @@ Everything above it only decides who calls `step`: a thread of its own (`loop`),
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from legato.core.events import Event
 from legato.core.plan import plan
@@ -23,14 +23,7 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Runs requests on a runner. `clock` gives seconds and never goes back."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        runner: Runner,
-        *,
-        clock: Callable[[], float],
-        observers: Sequence[Observer] = (),
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, runner: Runner, *, clock: Callable[[], float]) -> None:
         pool = scheduler.blocks
         if pool.num_blocks > runner.num_blocks or pool.block_size != runner.block_size:
             raise ValueError(
@@ -40,7 +33,11 @@ class Engine:
         self.scheduler = scheduler
         self.clock = clock
         self._runner = runner
-        self._observers = tuple(observers)
+        self._observers: list[Observer] = []
+
+    def observe(self, observer: Observer) -> None:
+        """Tell `observer` everything from now on. Call it before the engine runs."""
+        self._observers.append(observer)
 
     @property
     def has_work(self) -> bool:

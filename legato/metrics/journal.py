@@ -1,11 +1,14 @@
-"""The journal: one record for each step, written once; metrics, explanations and plots all read it."""
+"""The journal: one record for each step, made once; metrics, files and explanations all read it."""
 
-from collections import deque
-from collections.abc import Iterator
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
-from legato.core.events import Event
+from legato.core.events import Event, TokenEvent
+from legato.core.request import Request, RequestId
 from legato.core.schedule import Schedule
+from legato.core.stopping import FinishReason
+from legato.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,18 +34,47 @@ class StepRecord:
     def elapsed(self) -> float:
         return self.ended - self.schedule.now
 
+    def to_json(self) -> dict[str, object]:
+        """The record in plain values: numbers and request ids, never a token."""
+        schedule = self.schedule
+        return {
+            "step": schedule.step,
+            "start": schedule.now,
+            "elapsed": self.elapsed,
+            "tokens": schedule.num_tokens,
+            "budget": self.budget,
+            "decodes": [run.request_id for run in schedule.decodes],
+            "chunks": [[run.request_id, run.start, run.length, run.last] for run in schedule.chunks],
+            "admitted": schedule.admitted,
+            "preempted": schedule.preempted,
+            "left_out": {request_id: reason.value for request_id, reason in schedule.left_out},
+            "sampled": [event.request_id for event in self.events if isinstance(event, TokenEvent)],
+            "running": self.num_running,
+            "waiting": self.num_waiting,
+            "blocks_used": self.blocks_used,
+            "blocks_total": self.blocks_total,
+            "error": self.error,
+        }
 
-class Journal:
-    """The newest `capacity` step records, oldest first."""
 
-    def __init__(self, capacity: int = 10_000) -> None:
-        self._records: deque[StepRecord] = deque(maxlen=capacity)
+class JournalFile:
+    """Writes each step's record as a line of JSON. An observer of an engine."""
 
-    def append(self, record: StepRecord) -> None:
-        self._records.append(record)
+    def __init__(self, path: Path) -> None:
+        """Starts the file anew. Raises `ConfigError` if it cannot be written."""
+        try:
+            self._file = path.open("w", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise ConfigError(f"journal {path}: cannot be written ({error.strerror})") from error
 
-    def __len__(self) -> int:
-        return len(self._records)
+    def submitted(self, request: Request) -> None:
+        """Requests are seen when they run."""
 
-    def __iter__(self) -> Iterator[StepRecord]:
-        return iter(tuple(self._records))
+    def aborted(self, request_id: RequestId, reason: FinishReason, now: float) -> None:
+        """An abort shows as the request's absence from later steps."""
+
+    def stepped(self, record: StepRecord) -> None:
+        self._file.write(json.dumps(record.to_json(), separators=(",", ":")) + "\n")
+
+    def close(self) -> None:
+        self._file.close()

@@ -86,7 +86,10 @@ def make_engine(
     runner: Runner = WilfulRunner(fake, before)
     scheduler = Scheduler(config, BlockPool(num_blocks, block_size), prefill_policy=policy)
     ticks = itertools.count()
-    return Engine(scheduler, runner, clock=lambda: float(next(ticks)), observers=observers)
+    engine = Engine(scheduler, runner, clock=lambda: float(next(ticks)))
+    for observer in observers:
+        engine.observe(observer)
+    return engine
 
 
 def make_request(name: str, prompt: tuple[int, ...] = (1, 2, 3), max_tokens: int = 4) -> Request:

@@ -204,7 +204,9 @@ def test_stopping_aborts_what_is_left_and_refuses_what_comes() -> None:
             gate.open(1)
             await anext(stream)
             stopping = asyncio.create_task(served.stop())
-            gate.open(1000)
+            while not stopping.done():
+                gate.open(1)
+                await asyncio.sleep(0.01)
             await stopping
             deltas = await read(stream)
             finish = deltas[-1].finish

@@ -1,0 +1,70 @@
+"""`legato serve`: load a model, listen, say that it is ready."""
+
+import asyncio
+import logging
+import platform
+from pathlib import Path
+
+from rich.console import Console
+
+from legato import __version__
+from legato.cli.options import cache_dir
+from legato.config import Settings
+from legato.engine.async_engine import AsyncEngine
+from legato.engine.build import Built, build
+from legato.metrics.journal import JournalFile
+from legato.metrics.prometheus import CONTENT_TYPE, Metrics
+from legato.server.run import listen, serve
+from legato.server.service import Service
+
+
+def serve_model(settings: Settings) -> None:
+    """Runs until SIGTERM or SIGINT. The last line of the start-up goes to standard output."""
+    logging.basicConfig(
+        level=settings.server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    server = settings.server
+    listener = listen(server.host, server.port)  # an address in use should not cost a model's loading time
+    console = Console(stderr=True)
+    with console.status("starting") as status:
+        built = build(
+            settings.model,
+            settings.engine,
+            cache_dir=cache_dir(),
+            progress=lambda stage: status.update(stage),
+        )
+    for name, choice in built.choices.items():
+        console.print(f"{name}: {choice}", highlight=False, markup=False)
+    service = _service(built)
+    if server.journal is not None:
+        built.engine.observe(JournalFile(Path(server.journal)))
+    asyncio.run(
+        serve(
+            service,
+            listener,
+            on_ready=lambda line: print(line, flush=True),
+            access_log=server.access_log,
+            shutdown_timeout=server.shutdown_timeout,
+        )
+    )
+
+
+def _service(built: Built) -> Service:
+    pool = built.engine.scheduler.blocks
+    metrics = Metrics(
+        model_name=built.name,
+        budget=built.engine.scheduler.config.max_batch_tokens,
+        num_blocks=pool.num_blocks,
+        block_size=pool.block_size,
+    )
+    built.engine.observe(metrics)
+    return Service(
+        engine=AsyncEngine(built.engine, built.tokenizer),
+        chat_template=built.chat_template,
+        model_name=built.name,
+        model_root=str(built.source),
+        max_model_len=built.max_model_len,
+        vocab_size=built.spec.vocab_size,
+        metrics_text=lambda: (metrics.render(), CONTENT_TYPE),
+        version={"version": __version__, "python": platform.python_version()},
+    )

@@ -1,0 +1,89 @@
+"""The one table of settings: values, limits, sources, messages."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from legato.config import Settings, load_settings
+from legato.errors import ConfigError
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "runtime.toml"
+    file.write_text(text)
+    return file
+
+
+def test_defaults_need_no_file() -> None:
+    settings = load_settings(None, {})
+    assert settings == Settings()
+    assert settings.engine.prefill_chunk is None
+    assert settings.server.host == "127.0.0.1"
+
+
+def test_the_file_is_read_and_overrides_win(tmp_path: Path) -> None:
+    file = write(tmp_path, "[engine]\nprefill_chunk = 0\nmax_batch_tokens = 100\n[server]\nport = 0\n")
+    settings = load_settings(file, {"max_batch_tokens": 200, "host": "::1"})
+    assert (settings.engine.prefill_chunk, settings.engine.max_batch_tokens) == (0, 200)
+    assert (settings.server.host, settings.server.port) == ("::1", 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("4GiB", 2**32), ("1.5 gib", 3 * 2**29), ("512MB", 512 * 10**6), ("100", 100), ("64k", 64_000)],
+)
+def test_sizes_are_read_with_units(text: str, num_bytes: int) -> None:
+    assert load_settings(None, {"kv_memory": text}).engine.kv_memory == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("[engine]\nchunk = 3", r"runtime.toml: engine.chunk: no such setting \(not 3\)"),
+        ("[motor]\nx = 1", r"runtime.toml: motor: no such setting"),
+        (
+            "[engine]\nmax_batch_tokens = 0",
+            r"engine.max_batch_tokens: .*greater than or equal to 1 \(not 0\)",
+        ),
+        ("[engine]\nmax_batch_tokens = '9'", r"engine.max_batch_tokens: .*valid integer \(not '9'\)"),
+        ("[engine]\nmax_batch_tokens = true", r"engine.max_batch_tokens: .*valid integer \(not True\)"),
+        ("[engine]\nprefill_chunk = -1", r"engine.prefill_chunk: .*greater than or equal to 0"),
+        ("[engine]\nkv_memory = '4 parsecs'", r"engine.kv_memory: not a size such as 4GiB"),
+        ("[server]\nport = 70000", r"server.port: .*less than or equal to 65535"),
+        ("[model]\ndtype = 'int3'", r"model.dtype: .*'auto'"),
+        ("[engine", "not valid TOML"),
+    ],
+)
+def test_a_wrong_file_ends_with_one_line(tmp_path: Path, toml: str, message: str) -> None:
+    """D-15."""
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_settings(write(tmp_path, toml), {})
+    assert "\n" not in caught.value.message
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: cannot be read \(No such file"):
+        load_settings(tmp_path / "none.toml", {})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"max_running": 65, "max_batch_tokens": 64}, r"max_running \(65\) is above max_batch_tokens \(64\)"),
+        ({"num_blocks": 4, "kv_memory": "1GiB"}, "give one of them"),
+        ({"max_running": -2}, r"engine.max_running: .*\(not -2\)"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(overrides: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_settings(None, overrides)
+
+
+def test_the_schema_describes_the_file() -> None:
+    schema = Settings.model_json_schema()
+    assert json.dumps(schema)
+    engine = schema["$defs"]["EngineSettings"]["properties"]
+    assert engine["max_batch_tokens"]["minimum"] == 1
+    assert engine["prefill_chunk"]["description"].startswith("Most tokens of one prompt")
+    assert schema["additionalProperties"] is False

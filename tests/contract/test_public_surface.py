@@ -1,0 +1,49 @@
+"""What must not change by accident: public names, settings, and that the core needs nothing."""
+
+import subprocess
+import sys
+
+import legato
+from legato.config import Settings, fields
+
+
+def test_the_public_names() -> None:
+    assert legato.__all__ == sorted(legato.__all__) == ["LLM", "SamplingParams", "__version__"]
+    assert all(hasattr(legato, name) for name in legato.__all__)
+
+
+def test_the_settings_by_name() -> None:
+    """A new or lost setting shows here; names are unique over all sections, for flags and variables."""
+    names = {
+        "model": ["model", "served_model_name", "chat_template", "max_model_len", "dtype"],
+        "engine": [
+            "max_batch_tokens",
+            "prefill_chunk",
+            "max_running",
+            "block_size",
+            "num_blocks",
+            "kv_memory",
+            "device",
+        ],
+        "server": ["host", "port", "shutdown_timeout", "journal", "access_log", "log_level"],
+    }
+    assert [(section, name) for section, name, _ in fields()] == [
+        (section, name) for section, all_names in names.items() for name in all_names
+    ]
+    flat = [name for all_names in names.values() for name in all_names]
+    assert len(set(flat)) == len(flat)
+    assert set(Settings.model_json_schema()["properties"]) == set(names)
+
+
+def test_every_setting_has_a_help_text() -> None:
+    assert all(field.description for _, _, field in fields())
+
+
+def test_the_core_needs_the_standard_library_only() -> None:
+    code = (
+        "import sys, legato.core.scheduler, legato.core.plan\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'asyncio', 'threading', 'logging'} & set(sys.modules)\n"
+        "print(*sorted(heavy))\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == []

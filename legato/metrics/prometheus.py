@@ -1,0 +1,319 @@
+"""What a Prometheus server reads: every exported series, its name, and what feeds it.
+
+`docs/metrics.md` lists them. Names and labels that vLLM has are vLLM's, so that its dashboards work; what
+only Legato has is named `legato:`. The numbers come from `timeline`: there is no formula here.
+
+The series are kept here and not in the library's own metric objects for two reasons: a step of many decodes
+costs microseconds, and a scrape sees all of them as they were between two steps. The library writes the
+text.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from threading import Lock
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from legato.core.request import Request, RequestId
+from legato.core.schedule import Schedule
+from legato.core.stopping import FinishReason
+from legato.metrics.journal import StepRecord
+from legato.metrics.timeline import RequestTimeline, StepChanges, Timelines
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# Upper bounds of the buckets: vLLM's, and finer ones, since vLLM's are too coarse for fast machines.
+FAST = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05)
+TTFT_BOUNDS = (
+    *(*FAST, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+)
+ITL_BOUNDS = (*FAST, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+REQUEST_BOUNDS = (
+    *(0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5),
+    *(5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680),
+)
+LENGTH_BOUNDS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+STEP_BOUNDS = tuple(2**power for power in range(15))
+
+Row = tuple[str, ...]
+"""Values of a series' own labels."""
+
+COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+@dataclass(slots=True)
+class Scalar:
+    """A counter or a gauge: one number for each row of label values."""
+
+    family: type[CounterMetricFamily] | type[GaugeMetricFamily]
+    name: str
+    help: str
+    labels: Row
+    values: dict[Row, float]
+
+    def add(self, amount: float, *row: str) -> None:
+        self.values[row] += amount
+
+    def set(self, value: float, *row: str) -> None:
+        self.values[row] = value
+
+    def copy(self) -> "Scalar":
+        return replace(self, values=self.values.copy())
+
+    def export(self, common: Mapping[str, str]) -> Metric:
+        family = self.family(self.name, self.help, labels=(*common, *self.labels))
+        for row, value in self.values.items():
+            family.add_metric((*common.values(), *row), value)
+        return family
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Samples counted in buckets, for each row of label values. Bucket i is for bounds[i-1] < x <= bounds[i],
+    one more for what is above all bounds."""
+
+    name: str
+    help: str
+    bounds: tuple[float, ...]
+    labels: Row
+    counts: dict[Row, list[int]]
+    sums: dict[Row, float]
+
+    def observe(self, value: float | None, *row: str) -> None:
+        """Count a sample; None, a formula that is not defined, is none."""
+        if value is not None:
+            self.counts[row][bisect_left(self.bounds, value)] += 1
+            self.sums[row] += value
+
+    def copy(self) -> "Histogram":
+        counts = {row: buckets.copy() for row, buckets in self.counts.items()}
+        return replace(self, counts=counts, sums=self.sums.copy())
+
+    def export(self, common: Mapping[str, str]) -> Metric:
+        family = HistogramMetricFamily(self.name, self.help, labels=(*common, *self.labels))
+        bounds = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
+        for row, buckets in self.counts.items():
+            cumulative = list(zip(bounds, accumulate(buckets), strict=True))
+            family.add_metric((*common.values(), *row), cumulative, self.sums[row])
+        return family
+
+
+class Catalogue:
+    """All series, in the order of the page. A row that is declared is exported from the start, as zero."""
+
+    def __init__(self) -> None:
+        self.series: list[Scalar | Histogram] = []
+
+    def counter(self, name: str, help: str, labels: Row = (), rows: Iterable[Row] = ((),)) -> Scalar:
+        return self._scalar(Scalar(CounterMetricFamily, name, help, labels, dict.fromkeys(rows, 0.0)))
+
+    def gauge(self, name: str, help: str, labels: Row = (), rows: Iterable[Row] = ((),)) -> Scalar:
+        return self._scalar(Scalar(GaugeMetricFamily, name, help, labels, dict.fromkeys(rows, 0.0)))
+
+    def histogram(
+        self,
+        name: str,
+        help: str,
+        bounds: tuple[float, ...],
+        labels: Row = (),
+        rows: tuple[Row, ...] = ((),),
+    ) -> Histogram:
+        counts = {row: [0] * (len(bounds) + 1) for row in rows}
+        histogram = Histogram(name, help, bounds, labels, counts, dict.fromkeys(rows, 0.0))
+        self.series.append(histogram)
+        return histogram
+
+    def _scalar(self, scalar: Scalar) -> Scalar:
+        self.series.append(scalar)
+        return scalar
+
+
+class RequestSeries:
+    """What requests lived through."""
+
+    def __init__(self, new: Catalogue) -> None:
+        reasons = [(reason.value,) for reason in FinishReason]
+        self._running = new.gauge("vllm:num_requests_running", "Requests that hold blocks.")
+        self._waiting = new.gauge("vllm:num_requests_waiting", "Requests in the queue.")
+        self._success = new.counter(
+            "vllm:request_success_total", "Requests that ended, by reason.", ("finished_reason",), reasons
+        )
+        self._prompt_tokens = new.counter(
+            "vllm:prompt_tokens_total", "Prompt tokens of requests that got their first token."
+        )
+        self._generation_tokens = new.counter("vllm:generation_tokens_total", "Tokens generated.")
+        self._recomputed_tokens = new.counter(
+            "legato:recomputed_tokens_total", "Tokens computed again after a preemption."
+        )
+        self._ttft = new.histogram(
+            "vllm:time_to_first_token_seconds", "Arrival to first token, of each request.", TTFT_BOUNDS
+        )
+        self._itl = new.histogram(
+            "vllm:inter_token_latency_seconds", "Every gap between two tokens of a request.", ITL_BOUNDS
+        )
+        self._tpot = new.histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean gap of each complete reply.", ITL_BOUNDS
+        )
+        self._e2e = new.histogram(
+            "vllm:e2e_request_latency_seconds", "Arrival to finish, of each complete reply.", REQUEST_BOUNDS
+        )
+        self._queue = new.histogram(
+            "vllm:request_queue_time_seconds", "Arrival to first admission, of each request.", REQUEST_BOUNDS
+        )
+        self._prefill = new.histogram(
+            "vllm:request_prefill_time_seconds", "First admission to first token.", REQUEST_BOUNDS
+        )
+        self._decode = new.histogram(
+            "vllm:request_decode_time_seconds", "First to last token, of complete replies.", REQUEST_BOUNDS
+        )
+        self._num_prompt = new.histogram(
+            "vllm:request_prompt_tokens", "Prompt tokens of each request that ended.", LENGTH_BOUNDS
+        )
+        self._num_generated = new.histogram(
+            "vllm:request_generation_tokens", "Tokens generated for each request that ended.", LENGTH_BOUNDS
+        )
+        self._num_chunks = new.histogram(
+            "legato:chunks_per_request",
+            "Steps that worked on a prompt before its first token.",
+            LENGTH_BOUNDS,
+        )
+
+    def counted(self, timelines: Timelines) -> None:
+        self._running.set(timelines.num_running)
+        self._waiting.set(timelines.num_waiting)
+
+    def changed(self, changes: StepChanges) -> None:
+        for timeline in changes.admitted:
+            self._queue.observe(timeline.queue_time)
+        for timeline in changes.started:
+            self._prompt_tokens.add(timeline.num_prompt)
+            self._ttft.observe(timeline.ttft)
+            self._prefill.observe(timeline.prefill_time)
+            self._num_chunks.observe(timeline.num_chunks)
+        for gap in changes.gaps:
+            self._itl.observe(gap)
+        self._generation_tokens.add(len(changes.started) + len(changes.gaps))
+        self._recomputed_tokens.add(changes.recomputed)
+        for timeline in changes.finished:
+            self.ended(timeline)
+
+    def ended(self, timeline: RequestTimeline) -> None:
+        """Count a request that ended. A reply that was cut off has no times worth comparing."""
+        if timeline.reason is None:
+            return
+        self._success.add(1, timeline.reason.value)
+        self._num_prompt.observe(timeline.num_prompt)
+        self._num_generated.observe(timeline.num_generated)
+        if timeline.reason in COMPLETE:
+            self._e2e.observe(timeline.e2e)
+            self._decode.observe(timeline.decode_time)
+            self._tpot.observe(timeline.tpot)
+
+
+class StepSeries:
+    """What steps did."""
+
+    def __init__(self, new: Catalogue, *, budget: int, num_blocks: int, block_size: int) -> None:
+        kinds = (("decode",), ("mixed",), ("prefill",))
+        cache = (str(block_size), str(num_blocks))
+        self._budget = new.gauge("legato:token_budget", "The most tokens a step may hold.")
+        self._budget.set(budget)
+        self._step_tokens = new.counter(
+            "legato:step_tokens_total", "Tokens computed, by kind.", ("kind",), (("prefill",), ("decode",))
+        )
+        self._iteration_tokens = new.histogram(
+            "vllm:iteration_tokens_total", "Tokens in each step.", STEP_BOUNDS
+        )
+        self._duration = new.histogram(
+            "legato:step_duration_seconds", "Time of each step, by kind.", ITL_BOUNDS, ("kind",), kinds
+        )
+        self._failed = new.counter("legato:steps_failed_total", "Steps whose model run failed.")
+        self._preemptions = new.counter("vllm:num_preemptions_total", "Preemptions.")
+        self._usage = new.gauge("vllm:kv_cache_usage_perc", "Share of the blocks that are held, 0 to 1.")
+        self._blocks_used = new.gauge("legato:blocks_used", "Blocks that requests hold.")
+        self._blocks_total = new.gauge("legato:blocks_total", "Blocks in the KV cache.")
+        self._blocks_total.set(num_blocks)
+        info = new.gauge(
+            "vllm:cache_config_info", "The KV cache, as labels.", ("block_size", "num_gpu_blocks"), (cache,)
+        )
+        info.set(1, *cache)
+
+    def stepped(self, record: StepRecord) -> None:
+        """A failed step computed nothing; what it admitted and preempted happened."""
+        schedule = record.schedule
+        self._budget.set(record.budget)
+        self._preemptions.add(len(schedule.preempted))
+        self.held(record.blocks_used, record.blocks_total)
+        if record.error is not None:
+            self._failed.add(1)
+        elif schedule.runs:
+            self._step_tokens.add(schedule.num_prefill_tokens, "prefill")
+            self._step_tokens.add(len(schedule.decodes), "decode")
+            self._iteration_tokens.observe(schedule.num_tokens)
+            self._duration.observe(record.elapsed, _kind(schedule))
+
+    def held(self, num_blocks: int, total: int) -> None:
+        self._blocks_used.set(num_blocks)
+        self._blocks_total.set(total)
+        self._usage.set(num_blocks / total)
+
+
+def _kind(schedule: Schedule) -> str:
+    if not schedule.chunks:
+        return "decode"
+    return "mixed" if schedule.decodes else "prefill"
+
+
+class Metrics(Collector):
+    """An observer of one engine, with a registry of its own.
+
+    `submitted`, `stepped` and `aborted` are called in the engine's thread, `render` in any other.
+    """
+
+    def __init__(
+        self, *, model_name: str, budget: int, num_blocks: int, block_size: int, engine: int = 0
+    ) -> None:
+        """`engine` tells engines apart that serve one model."""
+        self._common = {"model_name": model_name, "engine": str(engine)}
+        self._lock = Lock()
+        self._timelines = Timelines()
+        catalogue = Catalogue()
+        self._requests = RequestSeries(catalogue)
+        self._steps = StepSeries(catalogue, budget=budget, num_blocks=num_blocks, block_size=block_size)
+        self._num_blocks = num_blocks
+        self._series = tuple(catalogue.series)
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def submitted(self, request: Request) -> None:
+        with self._lock:
+            self._timelines.submitted(request)
+
+    def stepped(self, record: StepRecord) -> None:
+        with self._lock:
+            self._requests.changed(self._timelines.stepped(record))
+            self._steps.stepped(record)
+
+    def aborted(self, request_id: RequestId, reason: FinishReason, now: float) -> None:
+        with self._lock:
+            timeline = self._timelines.aborted(request_id, reason, now)
+            if timeline is not None:
+                self._requests.ended(timeline)
+            if self._timelines.num_running == 0:  # perhaps no step will come to say so
+                self._steps.held(0, self._num_blocks)
+
+    def collect(self) -> Iterator[Metric]:
+        """Everything as it was between two steps. The engine waits for the copies, not for the text."""
+        with self._lock:
+            self._requests.counted(self._timelines)
+            copies = [series.copy() for series in self._series]
+        return (series.export(self._common) for series in copies)
+
+    def render(self) -> bytes:
+        """The page, in Prometheus' text format; its type is `CONTENT_TYPE`."""
+        return generate_latest(self.registry)

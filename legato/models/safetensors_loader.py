@@ -1,0 +1,208 @@
+"""From a folder of safetensors in Hugging Face form to the tensors that a `ModelSpec` asks for.
+
+Every tensor is accounted for before the first one is read: there, of the right shape, in a float type, and no
+unknown one beside it, so a model never starts half filled. It knows names and files, not what a decoder does.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from legato.errors import ModelError
+from legato.models.json_object import read_json_object
+from legato.models.spec import ModelSpec
+
+_log = logging.getLogger(__name__)
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_DTYPES = ("F16", "BF16", "F32")
+
+# Where the decoder's tensors and the LM head stand: text models; Gemma 3 with vision, older and newer.
+_PLACES = (
+    ("model.", "lm_head.weight"),
+    ("language_model.model.", "language_model.lm_head.weight"),
+    ("model.language_model.", "lm_head.weight"),
+)
+_VISION = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+
+_PUBLISHED = {
+    "embed": "embed_tokens",
+    "final_norm": "norm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+}
+# With a norm on either side of attention and MLP, the published name of one of them means another.
+_PUBLISHED_WITH_POST_NORMS = _PUBLISHED | {
+    "post_attention_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "post_mlp_norm": "post_feedforward_layernorm",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What a file's header says about one tensor."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def load_safetensors(
+    folder: Path, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor]:
+    """All tensors of `spec.tensor_shapes()`, copied out of the files to `device` in `dtype`.
+
+    Norm gains are fp32 whatever `dtype` is. Where the embedding is tied, an LM head in the files is ignored.
+    Raises ModelError, naming file and tensor, for files that are missing, damaged, or do not fit `spec`.
+    """
+    stored = _survey(folder)
+    body, head = _place(stored)
+    published = {_published_name(name, spec, body, head): name for name in spec.tensor_shapes()}
+    ignored = {name for name in stored if name not in published and _is_ignorable(name, spec, head)}
+    _check(folder, spec, published, {name: stored[name] for name in stored if name not in ignored})
+    if head in ignored:
+        _warn_if_not_tied(stored, head, f"{body}embed_tokens.weight")
+    weights: dict[str, Tensor] = {}
+    for path in sorted({stored[name].path for name in published}):
+        with _opened(path) as file:
+            for name in sorted(published.keys() & file.keys()):
+                ours = published[name]
+                weights[ours] = _converted(ours, file.get_tensor(name), spec, dtype, device)
+    return weights
+
+
+def _survey(folder: Path) -> dict[str, _Stored]:
+    """Every tensor in the model's files, by its published name, from the headers alone."""
+    if (folder / _SINGLE).is_file():
+        files, listed = {_SINGLE}, {}
+    elif (folder / _INDEX).is_file():
+        listed = _read_index(folder / _INDEX)
+        files = set(listed.values())
+    else:
+        raise ModelError(f"{folder}: has neither {_SINGLE} nor {_INDEX}")
+    present = {path.name for path in folder.glob("*.safetensors")}
+    if missing := sorted(files - present):
+        raise ModelError(f"{folder}: {_INDEX} names files that are missing: {', '.join(missing)}")
+    if unused := sorted(present - files):
+        _log.warning("%s: files that are no part of the model are ignored: %s", folder, ", ".join(unused))
+    stored: dict[str, _Stored] = {}
+    for path in sorted(folder / name for name in files):
+        with _opened(path) as file:
+            for name in sorted(file.keys()):
+                if name in stored:
+                    raise ModelError(f"{path}: tensor {name} is also in {stored[name].path.name}")
+                header = file.get_slice(name)
+                stored[name] = _Stored(path, header.get_dtype(), tuple(header.get_shape()))
+    for name, file_name in listed.items():
+        if name not in stored or stored[name].path.name != file_name:
+            raise ModelError(f"{folder / file_name}: holds no tensor {name}, though {_INDEX} says so")
+    return stored
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """Published tensor name -> name of the file in the same folder."""
+    weight_map = read_json_object(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{path}: weight_map is missing or empty; it must map each tensor to a file")
+    for tensor, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise ModelError(
+                f"{path}: weight_map gives {tensor} the file {file!r:.100}; a plain name is needed"
+            )
+    return weight_map
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A `safe_open` (whose methods carry no types), its header checked against the file's size."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (OSError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(f"{path}: not a whole safetensors file ({reason[:200]})") from error
+
+
+def _place(stored: dict[str, _Stored]) -> tuple[str, str]:
+    """The prefix of the decoder's tensors, and the LM head's name."""
+    for body, head in _PLACES:
+        if f"{body}embed_tokens.weight" in stored:
+            return body, head
+    return _PLACES[0]
+
+
+def _published_name(name: str, spec: ModelSpec, body: str, head: str) -> str:
+    if name == "lm_head":
+        return head
+    names = _PUBLISHED_WITH_POST_NORMS if spec.post_norms else _PUBLISHED
+    if name in names:
+        return f"{body}{names[name]}.weight"
+    _, layer, part, *bias = name.split(".")
+    return f"{body}layers.{layer}.{names[part]}.{'bias' if bias else 'weight'}"
+
+
+def _is_ignorable(name: str, spec: ModelSpec, head: str) -> bool:
+    """Whether a tensor that `spec` does not ask for is known to change nothing."""
+    vision = spec.family == "gemma3" and name.startswith(_VISION)
+    return vision or name.endswith(".rotary_emb.inv_freq") or (spec.tie_embeddings and name == head)
+
+
+def _check(folder: Path, spec: ModelSpec, published: dict[str, str], stored: dict[str, _Stored]) -> None:
+    """Refuse types that are not plain floats, tensors missing or unknown, and wrong shapes, in this order."""
+    for name, tensor in stored.items():
+        if tensor.dtype not in _DTYPES:
+            raise ModelError(
+                f"{tensor.path}: tensor {name} has type {tensor.dtype}; supported: {', '.join(_DTYPES)} "
+                "(quantized models as GGUF only)"
+            )
+    shapes = spec.tensor_shapes()
+    for name, ours in published.items():
+        if name not in stored:
+            hint = ", and the config does not tie it to the embedding" if ours == "lm_head" else ""
+            raise ModelError(f"{folder}: tensor {name} is missing{hint}; shape needed: {list(shapes[ours])}")
+    for name in sorted(stored.keys() - published.keys()):
+        raise ModelError(f"{stored[name].path}: tensor {name} is no part of a {spec.family} model")
+    for name, ours in published.items():
+        if stored[name].shape != shapes[ours]:
+            raise ModelError(
+                f"{stored[name].path}: tensor {name} has shape {list(stored[name].shape)}; "
+                f"the config asks for {list(shapes[ours])}"
+            )
+
+
+def _converted(
+    name: str, tensor: Tensor, spec: ModelSpec, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    if name.endswith("norm"):
+        # Gemma's files store gain - 1; added in fp32, since near 1 bf16 has too few digits for it.
+        return tensor.to(device, torch.float32, copy=True) + (1 if spec.family == "gemma3" else 0)
+    # A copy even if nothing is converted: a view of the file would change, or fault, with the file.
+    return tensor.to(device, dtype, copy=True)
+
+
+def _warn_if_not_tied(stored: dict[str, _Stored], head: str, embedding: str) -> None:
+    with _opened(stored[head].path) as first, _opened(stored[embedding].path) as second:
+        if not torch.equal(first.get_tensor(head).float(), second.get_tensor(embedding).float()):
+            _log.warning(
+                "%s: %s differs from %s and is ignored, since the config ties them",
+                stored[head].path,
+                head,
+                embedding,
+            )

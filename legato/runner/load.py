@@ -1,0 +1,80 @@
+"""From an opened model to a runner: chooses device, element type, back ends and cache size, and says why."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from legato.attention.reference import ReferenceAttention
+from legato.models.decoder import Decoder
+from legato.models.load import OpenedModel
+from legato.models.spec import ModelSpec
+from legato.runner.device import choose_dtype, describe_device
+from legato.runner.kv_cache import KVCache, block_bytes, free_memory, size_blocks
+from legato.runner.runner import TorchRunner, choose_device
+
+KV_SHARE = {"cpu": 0.25, "cuda": 0.9}
+"""Share of free memory that the KV cache takes by default. A CPU's memory has other users."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerOptions:
+    """What the settings say of the runner."""
+
+    device: str
+    dtype: str
+    block_size: int
+    num_blocks: int | None
+    kv_memory: int | None
+    """Bytes; ignored if `num_blocks` is given."""
+    useful_tokens: int
+    """The KV cache never holds more: no load could use it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRunner:
+    """A runner, and what was chosen for it in words: device, dtype, attention, linear, kv cache."""
+
+    runner: TorchRunner
+    choices: dict[str, str]
+
+
+def load_runner(
+    opened: OpenedModel, options: RunnerOptions, *, progress: Callable[[str], None]
+) -> LoadedRunner:
+    """Load the weights and take the memory. Raises `ModelError` or `ConfigError`."""
+    device = choose_device(options.device)
+    dtype = choose_dtype(options.dtype, device)
+    dtype_name = str(dtype).removeprefix("torch.")
+    spec = opened.spec
+    progress(f"loading {spec.num_layers} layers as {dtype_name} on {device}")
+    attention = ReferenceAttention()
+    decoder = Decoder(spec, opened.weights(dtype=dtype, device=device), attention=attention)
+    num_blocks, reason = _num_blocks(options, spec, dtype, device)
+    size = num_blocks * block_bytes(spec, block_size=options.block_size, dtype=dtype)
+    cache_in_words = f"{num_blocks} blocks of {options.block_size} tokens, {size / 2**30:.2f} GiB"
+    progress(f"taking {cache_in_words} for the KV cache")
+    cache = KVCache(spec, num_blocks=num_blocks, block_size=options.block_size, dtype=dtype, device=device)
+    choices = {
+        "device": f"{describe_device(device)} ({options.device})",
+        "dtype": f"{dtype_name} ({options.dtype})",
+        "attention": f"{attention.name} (the only back end so far)",
+        "linear": "dense (the only back end so far)",
+        "kv cache": f"{cache_in_words} ({reason})",
+    }
+    return LoadedRunner(TorchRunner(decoder, cache), choices)
+
+
+def _num_blocks(
+    options: RunnerOptions, spec: ModelSpec, dtype: torch.dtype, device: torch.device
+) -> tuple[int, str]:
+    """How many blocks, and why: as told, or what fits in memory, but no more than could ever be used."""
+    if options.num_blocks is not None:
+        return options.num_blocks, "num_blocks is set"
+    memory, reason = options.kv_memory, "kv_memory is set"
+    if memory is None:
+        free, share = free_memory(device), KV_SHARE[device.type]
+        memory, reason = int(share * free), f"{share} of {free / 2**30:.1f} GiB free memory"
+    fits = size_blocks(spec, block_size=options.block_size, dtype=dtype, memory_bytes=memory)
+    useful = -(-options.useful_tokens // options.block_size)
+    return (fits, reason) if fits <= useful else (useful, "max_running x max_model_len tokens")

@@ -1,0 +1,79 @@
+"""Runs a `StepPlan` on a device. Knows model, cache and sampler; never sees a Sequence or a Scheduler."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from legato.core.plan import StepPlan, StepResult
+from legato.errors import ConfigError
+from legato.models.decoder import Decoder
+from legato.runner.inputs import build_inputs
+from legato.runner.kv_cache import KVCache
+from legato.runner.sampler import sample
+
+
+class TorchRunner:
+    """One model with its KV cache. The blocks' contents are the only state that lives from step to step."""
+
+    def __init__(
+        self, decoder: Decoder, cache: KVCache, *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """`clock` gives seconds; only differences are used."""
+        self._decoder = decoder
+        self._cache = cache
+        self._clock = clock
+
+    @property
+    def num_blocks(self) -> int:
+        return self._cache.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        return self._cache.block_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self._decoder.spec.vocab_size
+
+    @property
+    def max_position(self) -> int:
+        return self._decoder.spec.max_position
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """Store K and V of every token of the batch, and sample the rows of `plan.sample`.
+
+        The LM head is computed for the sampled rows only: none in a step of middle chunks. `elapsed` covers
+        all of it, the device's work included. Raises StepError when a row's logits allow no choice.
+        """
+        began = self._clock()
+        device = self._decoder.device
+        inputs = build_inputs(plan, block_size=self.block_size, device=device)
+        logits = self._decoder.forward(
+            inputs.token_ids, inputs.positions, inputs.batch, self._cache.layers, inputs.rows
+        )
+        sampled = sample(logits, plan.sample)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return StepResult(sampled, self._clock() - began)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device for "auto" (CUDA where there is one, else the CPU), "cpu", "cuda" or "cuda:N".
+
+    Raises ConfigError for any other name and for a CUDA device that is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    kind, _, index = name.partition(":")
+    if kind != "cuda" or (name != "cuda" and not (index.isascii() and index.isdigit())):
+        raise ConfigError(f'device: {name!r} is not one of "auto", "cpu", "cuda", "cuda:N"', param="device")
+    count = torch.cuda.device_count()
+    if int(index or 0) >= count:
+        raise ConfigError(
+            f"device: {name!r} asked for, this machine has {count} CUDA devices", param="device"
+        )
+    return torch.device(name)

@@ -1,0 +1,79 @@
+"""From the bytes of a request to one of the bodies of `protocol`, or to an error that names the field."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from starlette.requests import Request
+
+from legato.errors import RequestError
+from legato.server.protocol import Body
+
+LONG = 4_000
+"""Characters or bytes from which work is too long for the event loop: some 100 microseconds."""
+
+B = TypeVar("B", bound=Body)
+T = TypeVar("T")
+
+
+async def in_thread_if(long: bool, work: Callable[[], T]) -> T:
+    """Do `work` here, or in a thread so that the streams of others go on."""
+    return await asyncio.to_thread(work) if long else work()
+
+
+async def read_json(request: Request) -> object:
+    """The body as JSON. Raises `RequestError` if it is none."""
+    raw = await request.body()
+    return await in_thread_if(len(raw) > LONG, partial(_parse, raw))
+
+
+async def read_body(request: Request, kind: type[B]) -> B:
+    """The body as a `kind`. Raises `RequestError` that names the first field at fault."""
+    raw = await request.body()
+    return await in_thread_if(len(raw) > LONG, lambda: as_body(_parse(raw), kind))
+
+
+def as_body(data: object, kind: type[B]) -> B:
+    """JSON data as a `kind`. Raises `RequestError` that names the first field at fault."""
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False)[0]
+    raise _request_error(details)
+
+
+def _parse(raw: bytes) -> object:
+    try:
+        data: object = json.loads(raw.decode())
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno}"
+        raise RequestError(f"the body is not valid JSON: {error.msg} at {where}") from None
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the body is not UTF-8 at byte {error.start}") from None
+    except RecursionError:
+        raise RequestError("the body is nested too deeply") from None
+    except ValueError:  # an integer of more digits than Python reads
+        raise RequestError("the body holds a number that is too long") from None
+    return data
+
+
+def _request_error(details: ErrorDetails) -> RequestError:
+    """Only the path and our or pydantic's words: never what the client wrote."""
+    path = [*details["loc"], *([details["ctx"]["field"]] if details["type"] == "not_supported" else [])]
+    param = _dotted(path)
+    if details["type"] == "extra_forbidden":
+        return RequestError(f"unknown field {param}", param=param)
+    problem = details["msg"].replace("Input should be", "must be")
+    return RequestError(f"{param or 'the body'}: {problem[:1].lower()}{problem[1:]}", param=param or None)
+
+
+def _dotted(path: list[str | int]) -> str:
+    """messages[0].content for ("messages", 0, "content")."""
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+    return text[:200]

@@ -1,0 +1,117 @@
+"""POST /v1/chat/completions: messages in, a message out. Also makes prompts of messages for /tokenize."""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from legato.errors import RequestError
+from legato.server.answer import Endpoint, Json, Wording, answer
+from legato.server.body import read_body
+from legato.server.logprobs import chat_logprobs
+from legato.server.models import check_model
+from legato.server.protocol import ChatBody, Conversation
+from legato.server.replies import Job, Part
+from legato.server.sampling import check_body, check_length, sampling_params
+from legato.server.service import Service
+from legato.text.chat import ChatTemplate
+
+ENDPOINT = Endpoint(
+    id_prefix="chatcmpl", whole_object="chat.completion", chunk_object="chat.completion.chunk"
+)
+
+
+def chat_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions")
+    async def create(request: Request) -> Response:
+        arrival = service.engine.engine.clock()
+        service.readiness.check()
+        body = await read_body(request, ChatBody)
+        _check(body, service)
+        return await answer(service, request, body, ENDPOINT, partial(_prepare, service, body, arrival))
+
+    return router
+
+
+async def prompt_ids(service: Service, conversation: Conversation) -> tuple[int, ...]:
+    """The token ids of messages, by the model's chat template. Raises `RequestError` if it has none, or the
+    template refuses the messages."""
+    template = service.chat_template
+    if template is None:
+        raise RequestError(
+            "this model has no chat template: use /v1/completions, or start the server with --chat-template"
+        )
+    # Always in a thread: a template may be slow, and another one's rendering holds its lock.
+    return await asyncio.to_thread(_render, service, template, conversation)
+
+
+def _render(service: Service, template: ChatTemplate, conversation: Conversation) -> tuple[int, ...]:
+    prompt = template.render(
+        [message.model_dump(exclude_none=True) for message in conversation.messages],
+        add_generation_prompt=conversation.add_generation_prompt,
+        extra=conversation.chat_template_kwargs,
+    )
+    check_length(prompt, service.max_model_len)
+    return tuple(service.tokenizer.encode_chat(prompt))
+
+
+def _check(body: ChatBody, service: Service) -> None:
+    check_model(body.model, service)
+    check_body(body, service)
+    service.limits.check(body.top_logprobs or 0, service.limits.logprobs, "top_logprobs")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise RequestError("top_logprobs: only with logprobs", param="top_logprobs")
+
+
+async def _prepare(service: Service, body: ChatBody, arrival: float) -> tuple[Job, Wording]:
+    prompt = await prompt_ids(service, body)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    params = sampling_params(body, service, len(prompt), default_max=None, logprobs=logprobs)
+    job = Job(prompts=(prompt,), params=(params,), stop=tuple(body.stop), n=body.n, arrival=arrival)
+    return job, ChatWording(service, body, prompt)
+
+
+class ChatWording:
+    """The choices of one request."""
+
+    def __init__(self, service: Service, body: ChatBody, prompt: tuple[int, ...]) -> None:
+        self._tokenizer = service.tokenizer
+        self._body = body
+        self._beside: Json = {"prompt_token_ids": prompt} if body.return_token_ids else {}
+
+    def chunks(self, index: int, part: Part, *, first: bool) -> list[Json]:
+        """The role before a reply's first token; nothing for a token whose text is held back, unless the
+        client looks at tokens."""
+        chunks: list[Json] = []
+        if first:
+            nothing = Part("", (), None)
+            opening = self._choice(index, nothing, {"delta": {"role": "assistant", "content": ""}})
+            chunks.append({"choices": [opening], **self._beside})
+        wanted = self._body.logprobs or self._body.return_token_ids
+        if part.text or part.finish_reason is not None or wanted:
+            chunks.append({"choices": [self._choice(index, part, {"delta": {"content": part.text}})]})
+        return chunks
+
+    def whole(self, replies: Sequence[Part]) -> Json:
+        choices = []
+        for index, reply in enumerate(replies):
+            message = {"role": "assistant", "content": reply.text, "refusal": None}
+            choices.append(self._choice(index, reply, {"message": message}))
+        return {"choices": choices, **self._beside}
+
+    def _choice(self, index: int, part: Part, content: Json) -> Json:
+        body = self._body
+        choice: Json = {
+            "index": index,
+            **content,
+            "logprobs": chat_logprobs(self._tokenizer, part.sampled) if body.logprobs else None,
+            "finish_reason": part.finish_reason,
+        }
+        if body.return_token_ids:
+            choice["token_ids"] = [sampled.token for sampled in part.sampled]
+        return choice

@@ -1,0 +1,69 @@
+"""Every way to fail, as OpenAI's error body: {"error": {"message", "type", "param", "code"}}.
+
+Knows the tree of `legato.errors` and the web framework's own exceptions. An exception of any other kind is a
+bug of ours: it is logged, and the client learns nothing of it.
+"""
+
+import logging
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from legato.errors import LegatoError, NotFoundError, OverloadedError, RequestError, UnavailableError
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1
+CLIENT_GONE = 499
+"""nginx's status for an answer that nobody waits for any more; it is only ever logged."""
+
+
+def error_body(error: LegatoError) -> dict[str, object]:
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.type,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+def error_response(error: LegatoError, *, headers: dict[str, str] | None = None) -> Response:
+    if isinstance(error, OverloadedError | UnavailableError):
+        headers = {"Retry-After": str(RETRY_AFTER_S)}
+    return JSONResponse(error_body(error), status_code=error.status, headers=headers)
+
+
+def known(error: Exception) -> LegatoError:
+    """An error that a client may see. Call it in the `except` that caught `error`."""
+    if isinstance(error, LegatoError):
+        return error
+    logger.exception("a request failed")
+    return LegatoError("internal server error")
+
+
+def install(app: FastAPI) -> None:
+    """Answer every exception of an endpoint."""
+    app.add_exception_handler(LegatoError, _legato_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _client_gone)
+
+
+async def _legato_error(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    return error_response(known(error))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Raised by the router alone: an unknown path or method."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return error_response(NotFoundError("no such path", code="not_found"))
+    refused = RequestError(f"{request.method[:20]} is not possible here", code="method_not_allowed")
+    return JSONResponse(error_body(refused), status_code=error.status_code, headers=error.headers)
+
+
+async def _client_gone(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    return Response(status_code=CLIENT_GONE)

@@ -1,0 +1,38 @@
+"""GET /v1/models: the one model that is served, and the check of the name that requests carry."""
+
+import time
+
+from fastapi import APIRouter
+
+from legato.errors import NotFoundError
+from legato.server.service import Service
+
+
+def check_model(name: str | None, service: Service) -> None:
+    """Raises `NotFoundError` for another model's name. No name means the served model."""
+    if name not in (None, service.model_name):
+        raise NotFoundError("there is no model of this name here", param="model", code="model_not_found")
+
+
+def model_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+    card: dict[str, object] = {
+        "id": service.model_name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "legato",
+        "root": service.model_root,
+        "parent": None,
+        "max_model_len": service.max_model_len,
+    }
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, object]:
+        return {"object": "list", "data": [card]}
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, object]:
+        check_model(name, service)
+        return card
+
+    return router

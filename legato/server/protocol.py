@@ -1,0 +1,241 @@
+"""The request bodies, field by field: types and ranges that need no model to be checked.
+
+A field is obeyed, or refused by name. A field of OpenAI's or vLLM's API that is not supported is accepted
+only with the value that asks for nothing, listed under `neutral`. `null` means the default, as in OpenAI's
+API. Limits that depend on the model or the server are checked in `sampling` and in the endpoints.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PlainValidator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+_MAX_INT = 2**31 - 1
+
+_NONE: tuple[object, ...] = (None,)
+_NO_LIST: tuple[object, ...] = (None, [])
+
+
+class Body(BaseModel):
+    """Strict: no unknown field, no conversion between types, no NaN and no infinity."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    """Fields that are not supported -> the values that ask for nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_neutral(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            raise PydanticCustomError("not_an_object", "must be a JSON object")
+        asked = {}
+        for name, value in data.items():
+            if name in cls.neutral:
+                if value not in cls.neutral[name]:
+                    raise PydanticCustomError("not_supported", "is not supported", {"field": name})
+            elif value is not None or name not in cls.model_fields:
+                asked[name] = value
+        return asked
+
+
+class StreamOptions(Body):
+    neutral = {"include_obfuscation": (None, False)}
+
+    include_usage: bool = False
+    """One more chunk before the end, with the token counts."""
+    continuous_usage_stats: bool = False
+    """The token counts so far in every chunk (vLLM)."""
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+class GenerationBody(Body):
+    """What both ways to ask for replies share."""
+
+    neutral = {
+        "store": (None, False),
+        "service_tier": (None, "auto", "default"),
+        "use_beam_search": (None, False),
+        "length_penalty": (None, 1),
+        "skip_special_tokens": (None, True),
+        "spaces_between_special_tokens": (None, True),
+        "include_stop_str_in_output": (None, False),
+        "truncate_prompt_tokens": _NONE,
+        "prompt_logprobs": _NONE,
+        "priority": (None, 0),
+        "structured_outputs": _NONE,
+        "response_format": (None, {"type": "text"}),
+    }
+
+    model: str | None = None
+    """The served name; the served model if left out."""
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = Field(1, ge=1, le=_MAX_INT)
+    best_of: int | None = None
+    """Only as a second name for `n`."""
+    max_tokens: int | None = Field(None, ge=1, le=_MAX_INT)
+    max_completion_tokens: int | None = Field(None, ge=1, le=_MAX_INT)
+    """OpenAI's newer name of `max_tokens`."""
+    min_tokens: int = Field(0, ge=0, le=_MAX_INT)
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, ge=0, le=1)
+    """0 keeps the most likely token alone."""
+    top_k: int = Field(0, ge=-1, le=_MAX_INT)
+    """0, -1 and anything from the vocabulary's size on keep all tokens."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = {}
+    stop: Annotated[list[str], BeforeValidator(_listed)] = []
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    """Only `stop`, `stop_token_ids` and the length end a reply."""
+    return_token_ids: bool = False
+    """Adds the ids of prompt and reply to the answer (vLLM)."""
+    user: str | None = None
+    """A label of the client's. Not used."""
+    metadata: dict[str, str] = {}
+    """Labels of the client's. Not used."""
+
+
+def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
+    """One prompt or several, as text or token ids, always as a tuple of prompts."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list):
+        raise PydanticCustomError("prompt", "must be a text, a list of token ids, or a list of either")
+    if not value:
+        raise PydanticCustomError("prompt", "is empty")
+    if all(type(item) is int for item in value):
+        return (tuple(value),)
+    if all(isinstance(item, str) for item in value):
+        return tuple(value)
+    if not all(isinstance(item, list) and all(type(id) is int for id in item) for item in value):
+        raise PydanticCustomError(
+            "prompt", "must hold only texts, only token ids, or only lists of token ids"
+        )
+    return tuple(tuple(item) for item in value)
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions"""
+
+    neutral = {**GenerationBody.neutral, "suffix": (None, "")}
+
+    prompt: Annotated[tuple[str | tuple[int, ...], ...], PlainValidator(_prompts)]
+    echo: bool = False
+    """Puts the prompt's text before the reply's."""
+    logprobs: int | None = Field(None, ge=0, le=_MAX_INT)
+
+
+def _unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("unicode", "holds a lone surrogate") from None
+    return text
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: Annotated[str, AfterValidator(_unicode)]
+
+
+def _parts(value: object) -> object:
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}]
+    if not isinstance(value, list):
+        raise PydanticCustomError("content", "must be a text or a list of text parts")
+    return value
+
+
+class Message(Body):
+    neutral = {
+        "tool_calls": _NO_LIST,
+        "function_call": _NONE,
+        "refusal": _NONE,
+        "audio": _NONE,
+        "annotations": _NO_LIST,
+        "reasoning_content": _NONE,
+    }
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[list[TextPart], BeforeValidator(_parts)]
+    name: str | None = None
+
+
+class Conversation(Body):
+    """Messages, and how a chat template makes a prompt of them."""
+
+    messages: list[Message] = Field(min_length=1)
+    add_generation_prompt: bool = True
+    """Ends the prompt where the assistant's answer begins."""
+    chat_template_kwargs: dict[str, JsonValue] = {}
+    """Further variables for the chat template."""
+
+
+class ChatBody(GenerationBody, Conversation):
+    """POST /v1/chat/completions"""
+
+    neutral = {
+        **GenerationBody.neutral,
+        "tools": _NO_LIST,
+        "tool_choice": (None, "none", "auto"),
+        "parallel_tool_calls": (None, True, False),
+        "functions": _NO_LIST,
+        "function_call": (None, "none", "auto"),
+        "modalities": (None, ["text"]),
+        "audio": _NONE,
+        "prediction": _NONE,
+        "reasoning_effort": _NONE,
+        "verbosity": _NONE,
+        "web_search_options": _NONE,
+        "echo": (None, False),
+        "continue_final_message": (None, False),
+        "add_special_tokens": (None, False),
+        "chat_template": _NONE,
+        "documents": _NO_LIST,
+    }
+
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=_MAX_INT)
+
+
+class TokenizeTextBody(Body):
+    """POST /tokenize of a text"""
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = True
+    """Adds BOS and EOS where the model wants them."""
+    parse_special: bool = False
+    """Reads the names of special tokens as those tokens."""
+
+
+class TokenizeChatBody(Conversation):
+    """POST /tokenize of messages"""
+
+    model: str | None = None
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize"""
+
+    model: str | None = None
+    tokens: list[int]

@@ -1,0 +1,129 @@
+"""Serves an application until it is told to stop: socket, signals, start and orderly end.
+
+The order of an end: new requests are refused; running replies get time to finish; what is left is aborted;
+the engine stops; then the connections close.
+"""
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import uvicorn
+
+from legato.errors import ConfigError
+from legato.server.app import create_app
+from legato.server.service import Service
+
+KEEP_ALIVE_S = 75
+"""Longer than clients and proxies keep idle connections in their pools; else they send into closed ones."""
+FLUSH_S = 5
+"""For answers that are complete and not yet read, after the engine stopped."""
+
+
+class Shutdown:
+    """The wish to stop. Asked once: let running replies finish. Asked again: at once."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.urgent = asyncio.Event()
+
+    def ask(self) -> None:
+        """Call it in the event loop's thread."""
+        (self.urgent if self.asked.is_set() else self.asked).set()
+
+
+async def serve(
+    service: Service,
+    host: str,
+    port: int,
+    *,
+    on_ready: Callable[[str], None],
+    access_log: bool = False,
+    shutdown: Shutdown | None = None,
+    shutdown_timeout: float = 30.0,
+) -> None:
+    """Serve until SIGTERM, SIGINT or `shutdown`; then return.
+
+    Port 0 takes a free one. `on_ready` gets one line with the address once requests are answered. Running
+    replies get `shutdown_timeout` seconds to finish. Raises `ConfigError` if the address cannot be used.
+    """
+    listener = _listen(host, port)
+    shutdown = shutdown or Shutdown()
+    name, bound_port = f"[{host}]" if ":" in host else host, listener.getsockname()[1]
+    config = uvicorn.Config(
+        create_app(service),
+        log_config=None,
+        access_log=access_log,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=FLUSH_S,
+    )
+    server = _Server(config, lambda: on_ready(f"Legato is ready on http://{name}:{bound_port}"))
+    await service.engine.start()
+    service.readiness.ready()
+    with _signals(shutdown.ask):
+        ending = asyncio.create_task(_end(service, shutdown, shutdown_timeout, server))
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            ending.cancel()
+            await service.engine.stop()
+
+
+async def _end(service: Service, shutdown: Shutdown, timeout: float, server: "_Server") -> None:
+    await shutdown.asked.wait()
+    service.readiness.drain()
+    waits = [asyncio.create_task(service.engine.drain()), asyncio.create_task(shutdown.urgent.wait())]
+    await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    await service.engine.stop()
+    server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling, which refuses connections before the replies are done."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OverflowError:
+        raise ConfigError(f"port {port} is not in 0..65535", param="port") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"cannot listen on {host} port {port}: {reason}", param="port") from None
+
+
+@contextmanager
+def _signals(ask: Callable[[], None]) -> Iterator[None]:
+    """Call `ask` for SIGTERM and SIGINT. Only a main thread can; elsewhere this does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    kinds = (signal.SIGTERM, signal.SIGINT)
+    for kind in kinds:
+        loop.add_signal_handler(kind, ask)
+    try:
+        yield
+    finally:
+        for kind in kinds:
+            loop.remove_signal_handler(kind)

@@ -1,0 +1,119 @@
+"""From a request's body to `SamplingParams`: what the model, the prompt and the server's limits decide."""
+
+from collections.abc import Sequence
+
+from legato.core.request import SamplingParams
+from legato.errors import ContextLengthError, RequestError
+from legato.server.protocol import GenerationBody
+from legato.server.service import Service
+from legato.text.stop import StopStrings
+
+_SEEDS = 1 << 64
+_CHARS_PER_TOKEN = 256
+"""More than the longest token of any vocabulary (runs of 128 spaces are the longest in use)."""
+
+
+def check_body(body: GenerationBody, service: Service) -> None:
+    """Everything about a body that can be refused before its prompt is known."""
+    limits = service.limits
+    limits.check(body.n, limits.n, "n")
+    limits.check(len(body.logit_bias), limits.logit_bias, "logit_bias")
+    limits.check(len(body.stop_token_ids), limits.stop_token_ids, "stop_token_ids")
+    if body.best_of not in (None, body.n):
+        raise RequestError("best_of: other than n is not supported", param="best_of")
+    if body.stream_options is not None and not body.stream:
+        raise RequestError("stream_options: only with stream", param="stream_options")
+    if None not in (body.max_tokens, body.max_completion_tokens) and _asked(body) != body.max_tokens:
+        raise RequestError("max_tokens and max_completion_tokens differ", param="max_completion_tokens")
+    check_ids(body.stop_token_ids, service.vocab_size, "stop_token_ids")
+    _logit_bias(body, service.vocab_size)
+    StopStrings(body.stop)  # has its own limits
+
+
+def check_ids(ids: Sequence[int], vocab_size: int, name: str) -> None:
+    """Raises `RequestError` if one of `ids`, of the field `name`, is no token."""
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise RequestError(f"{name}: token ids run from 0 to {vocab_size - 1}", param=name)
+
+
+def check_length(text: str, max_model_len: int) -> None:
+    """Raises `ContextLengthError` for a prompt so long that there is no need to count its tokens."""
+    if len(text) > max_model_len * _CHARS_PER_TOKEN:
+        raise ContextLengthError(
+            f"the prompt has {len(text)} characters; at most {max_model_len} tokens are possible",
+            param="prompt",
+        )
+
+
+def sampling_params(
+    body: GenerationBody, service: Service, num_prompt: int, *, default_max: int | None, logprobs: int | None
+) -> SamplingParams:
+    """The parameters of the first reply to a prompt of `num_prompt` tokens.
+
+    A body without max_tokens gets `default_max`, or less if there is less room; None is all the room left.
+    Raises `ContextLengthError`, with the numbers, if prompt and reply cannot fit.
+    """
+    max_tokens = _max_tokens(body, service.max_model_len, num_prompt, default_max)
+    if body.min_tokens > max_tokens:
+        raise RequestError(
+            f"min_tokens: {body.min_tokens} is above the {max_tokens} tokens possible", param="min_tokens"
+        )
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=body.min_tokens,
+        temperature=body.temperature,
+        top_k=body.top_k if 0 < body.top_k < service.vocab_size else 0,
+        top_p=body.top_p,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        seed=body.seed,
+        logit_bias=_logit_bias(body, service.vocab_size),
+        logprobs=logprobs,
+        stop_token_ids=frozenset(body.stop_token_ids)
+        | (frozenset() if body.ignore_eos else service.tokenizer.eos_ids),
+    )
+
+
+def seed_of(seed: int | None, sample: int) -> int | None:
+    """The seed of a prompt's reply number `sample`: a seed gives n different replies, the first of which is
+    the reply to the same request with n = 1. Wraps around within signed 64 bits."""
+    return None if seed is None else (seed + sample + _SEEDS // 2) % _SEEDS - _SEEDS // 2
+
+
+def _asked(body: GenerationBody) -> int | None:
+    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+
+
+def _max_tokens(body: GenerationBody, max_model_len: int, num_prompt: int, default: int | None) -> int:
+    if num_prompt == 0:
+        raise RequestError("the prompt is empty", param="prompt")
+    room = max_model_len - num_prompt
+    if room < 1:
+        raise ContextLengthError(
+            f"the prompt has {num_prompt} tokens; at most {max_model_len} are possible, "
+            "at least 1 of them for the reply",
+            param="prompt",
+        )
+    asked = _asked(body)
+    if asked is None:
+        return room if default is None else min(room, default)
+    if asked > room:
+        raise ContextLengthError(
+            f"the prompt has {num_prompt} tokens and the request asks for {asked} more; "
+            f"together at most {max_model_len} are possible",
+            param="max_tokens",
+        )
+    return asked
+
+
+def _logit_bias(body: GenerationBody, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    pairs = []
+    for key, amount in body.logit_bias.items():
+        # Compared as text, so that no two keys mean one token.
+        if not (key.isascii() and key.isdecimal() and len(key) < 20 and str(int(key)) == key):
+            raise RequestError("logit_bias: the keys must be token ids", param="logit_bias")
+        pairs.append((int(key), amount))
+    check_ids([id for id, _ in pairs], vocab_size, "logit_bias")
+    return tuple(pairs)

@@ -1,0 +1,80 @@
+"""What the HTTP room is given: the engine behind it, the names it serves, the limits it keeps.
+
+Built once by whoever starts a server; nothing here knows HTTP.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from legato.engine.async_engine import AsyncEngine
+from legato.errors import RequestError, UnavailableError
+from legato.text.chat import ChatTemplate
+from legato.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The most that one request may ask for, so that none can exhaust the server."""
+
+    n: int = 128
+    """Replies to one prompt (as OpenAI)."""
+    prompts: int = 1024
+    """Prompts in one completion request."""
+    choices: int = 1024
+    """Prompts times `n`."""
+    logprobs: int = 20
+    """Most likely tokens listed for each token (as OpenAI)."""
+    logit_bias: int = 1024
+    """Tokens with a bias."""
+    stop_token_ids: int = 128
+
+    def check(self, value: int, limit: int, name: str) -> None:
+        """Raises `RequestError` with both numbers if `value`, of the field `name`, is above `limit`."""
+        if value > limit:
+            raise RequestError(f"{name}: {value} asked for, at most {limit} possible", param=name)
+
+
+class Readiness:
+    """Whether new requests are taken. Mutable: it follows the server's life."""
+
+    def __init__(self) -> None:
+        self.obstacle: str | None = "the server is loading"
+        """Why no request is taken; None while they are."""
+
+    def ready(self) -> None:
+        self.obstacle = None
+
+    def drain(self) -> None:
+        self.obstacle = "the server is shutting down"
+
+    def check(self) -> None:
+        """Raises `UnavailableError` unless requests are taken."""
+        if self.obstacle is not None:
+            raise UnavailableError(self.obstacle)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """One model, served."""
+
+    engine: AsyncEngine
+    chat_template: ChatTemplate | None
+    """None for a base model: it has completions and no chat."""
+    model_name: str
+    """What clients call the model."""
+    model_root: str
+    """Where the model came from."""
+    max_model_len: int
+    """The most tokens of a prompt and its reply together."""
+    vocab_size: int
+    """Token ids run from 0 to vocab_size - 1."""
+    metrics_text: Callable[[], tuple[bytes, str]]
+    """The metrics page and its content type; may be called in any thread."""
+    version: Mapping[str, str]
+    """What `GET /version` says."""
+    limits: Limits = Limits()
+    readiness: Readiness = field(default_factory=Readiness)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.engine.tokenizer

@@ -1,0 +1,52 @@
+"""POST /tokenize and /detokenize: the model's tokenizer, without the model (as vLLM)."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+
+from legato.server.body import LONG, as_body, in_thread_if, read_body, read_json
+from legato.server.chat import prompt_ids
+from legato.server.models import check_model
+from legato.server.protocol import DetokenizeBody, TokenizeChatBody, TokenizeTextBody
+from legato.server.sampling import check_ids
+from legato.server.service import Service
+
+
+def token_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/tokenize")
+    async def tokenize(request: Request) -> dict[str, object]:
+        """The ids of a text, or of messages after the chat template."""
+        data = await read_json(request)
+        if isinstance(data, dict) and "messages" in data:
+            ids = await _of_chat(as_body(data, TokenizeChatBody), service)
+        else:
+            ids = await _of_text(as_body(data, TokenizeTextBody), service)
+        return {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids}
+
+    @router.post("/detokenize")
+    async def detokenize(request: Request) -> dict[str, object]:
+        """The text of ids, special tokens by name."""
+        body = await read_body(request, DetokenizeBody)
+        check_model(body.model, service)
+        check_ids(body.tokens, service.vocab_size, "tokens")
+        decode = service.tokenizer.decode
+        text = await in_thread_if(len(body.tokens) > LONG, lambda: decode(body.tokens, skip_special=False))
+        return {"prompt": text}
+
+    return router
+
+
+async def _of_chat(body: TokenizeChatBody, service: Service) -> list[int]:
+    check_model(body.model, service)
+    return list(await prompt_ids(service, body))
+
+
+async def _of_text(body: TokenizeTextBody, service: Service) -> list[int]:
+    check_model(body.model, service)
+    return await in_thread_if(
+        len(body.prompt) > LONG,
+        lambda: service.tokenizer.encode(
+            body.prompt, add_special_tokens=body.add_special_tokens, parse_special=body.parse_special
+        ),
+    )

@@ -1,0 +1,255 @@
+"""Chat messages to one prompt, by the template that a model was trained with.
+
+Finds a template (in a GGUF file, a model folder, a file, by name), checks messages, renders. Does not know
+token ids: see `Tokenizer.encode_chat`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from types import MappingProxyType
+from typing import Final
+
+from jinja2 import TemplateError, TemplateSyntaxError, meta
+
+from legato.errors import ConfigError, ModelError, RequestError
+from legato.text.folder_vocab import read_json
+from legato.text.sandbox import Sandbox
+
+Message = dict[str, object]
+
+_NO_EXTRA: Final[Mapping[str, object]] = MappingProxyType({})
+
+
+class ChatTemplate:
+    """A compiled template. Threads may share it; they render one after the other."""
+
+    def __init__(self, source: str, *, bos_token: str, eos_token: str) -> None:
+        """ModelError if `source` is no template; `bos_token` and `eos_token` are texts, "" for none."""
+        self._sandbox = Sandbox()
+        try:
+            tree = self._sandbox.parse(source)
+            self._takes_tools = "tools" in meta.find_undeclared_variables(tree)
+            self._template = self._sandbox.compile_bounded(tree)
+        except TemplateSyntaxError as error:
+            raise ModelError(f"chat template, line {error.lineno}: {error.message}") from error
+        except Exception as error:  # what the compiler makes of a strange template is open
+            raise ModelError(f"chat template: {type(error).__name__}: {error}") from error
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._lock = Lock()
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        extra: Mapping[str, object] = _NO_EXTRA,
+    ) -> str:
+        """The prompt for `messages` in OpenAI's form.
+
+        `extra` holds further variables of the template (`enable_thinking` and the like). RequestError if
+        the messages are malformed, the template refuses them, or it has no place for tools.
+        """
+        if tools and not self._takes_tools:
+            raise RequestError("this model's chat template has no place for tools", param="tools")
+        variables = {
+            **extra,
+            **self._tokens,
+            "messages": [_checked(message, f"messages[{i}]") for i, message in enumerate(messages)],
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            with self._lock:
+                return self._sandbox.render(self._template, variables)
+        except TemplateError as error:
+            raise RequestError(f"chat template: {error.message}", param="messages") from error
+        except Exception as error:  # a template can raise anything; its text may hold the prompt's
+            raise RequestError(
+                f"the chat template fails with these messages ({type(error).__name__})", param="messages"
+            ) from error
+
+
+def _checked(message: object, where: str) -> Message:
+    """The message as templates expect it: content a text, arguments of tool calls an object."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise _refusal(f"{where} is not an object with a role")
+    checked = dict(message)
+    tool_calls = message.get("tool_calls")
+    if isinstance(tool_calls, list):
+        checked["tool_calls"] = [_with_arguments_read(call) for call in tool_calls]
+    content = message.get("content")
+    if isinstance(content, list):
+        checked["content"] = "\n".join(
+            _text_of(part, f"{where}.content[{i}]") for i, part in enumerate(content)
+        )
+    elif content is None:
+        if message["role"] != "assistant" or not tool_calls:
+            raise _refusal(f"{where}.content is null; only an assistant message with tool_calls may lack it")
+    elif not isinstance(content, str):
+        raise _refusal(f"{where}.content is neither a text nor a list of parts")
+    return checked
+
+
+def _text_of(part: object, where: str) -> str:
+    if not isinstance(part, dict):
+        raise _refusal(f"{where} is not an object")
+    if part.get("type") != "text":
+        raise _refusal(f"{where} has type {part.get('type')!r}; only 'text' is supported")
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise _refusal(f"{where}.text is not a text")
+    return text
+
+
+def _with_arguments_read(call: object) -> object:
+    """OpenAI sends a tool call's arguments as JSON text; templates write them as JSON themselves."""
+    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
+        return call
+    try:
+        arguments = json.loads(call["function"].get("arguments"))
+    except (TypeError, ValueError, RecursionError):
+        return call
+    return {**call, "function": {**call["function"], "arguments": arguments}}
+
+
+def _refusal(message: str) -> RequestError:
+    return RequestError(message, param="messages")
+
+
+def load_template(name_or_path: str) -> str:
+    """The template that a setting names: a built-in name, a .jinja file, or the template itself (has a "{").
+
+    ConfigError if it is none of these or the file cannot be read.
+    """
+    if name_or_path in BUILTIN_TEMPLATES:
+        return BUILTIN_TEMPLATES[name_or_path]
+    if "{" in name_or_path:
+        return name_or_path
+    path = Path(name_or_path)
+    if path.suffix != ".jinja":
+        names = ", ".join(BUILTIN_TEMPLATES)
+        raise ConfigError(
+            f"no chat template {name_or_path!r}; give one of {names}, or a .jinja file", param="chat_template"
+        )
+    try:
+        return path.read_text()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"chat template {path} cannot be read: {error}", param="chat_template") from error
+
+
+def template_from_gguf(metadata: Mapping[str, object]) -> str | None:
+    """The template in a GGUF file's metadata, None if it has none."""
+    source = metadata.get("tokenizer.chat_template")
+    if source is not None and not isinstance(source, str):
+        raise ModelError(f"tokenizer.chat_template is a {type(source).__name__}, not a text")
+    return source
+
+
+def template_from_folder(folder: Path) -> str | None:
+    """The template of a Hugging Face model folder, None if it has none.
+
+    In this order: chat_template.jinja, chat_template.json, tokenizer_config.json. Of several named ones the
+    one called "default".
+    """
+    path = folder / "chat_template.jinja"
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    for path in (folder / "chat_template.json", folder / "tokenizer_config.json"):
+        found = (read_json(path) or {}).get("chat_template")
+        if isinstance(found, list):
+            named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
+            found = named.get("default")
+        if isinstance(found, str):
+            return found
+        if found is not None:
+            raise ModelError(f"{path}: chat_template is a {type(found).__name__}, not a text")
+    return None
+
+
+_NO_TOOL_CALLS = """\
+    {%- if message.tool_calls or message.role == 'tool' %}
+        {{- raise_exception('this chat template has no place for tool calls') }}
+    {%- endif %}
+"""
+
+_CHATML = (
+    "{%- for message in messages %}\n"
+    + _NO_TOOL_CALLS
+    + """\
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+)
+
+_LLAMA3 = (
+    "{{- bos_token }}\n{%- for message in messages %}\n"
+    + _NO_TOOL_CALLS
+    + """\
+    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content | trim }}
+    {{- '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+"""
+)
+
+# Mistral and Gemma have no system turn: its text begins the first user turn. Turns must alternate.
+_ALTERNATING = (
+    """\
+{{- bos_token }}
+{%- set system = '' %}
+{%- set turns = messages %}
+{%- if messages and messages[0].role == 'system' %}
+    {%- set system = messages[0].content | trim + '\\n\\n' %}
+    {%- set turns = messages[1:] %}
+{%- endif %}
+{%- for message in turns %}
+"""
+    + _NO_TOOL_CALLS
+    + """\
+    {%- if message.role != ('user' if loop.index0 % 2 == 0 else 'assistant') %}
+        {{- raise_exception('roles must alternate user/assistant, beginning with user') }}
+    {%- endif %}
+    {%- set text = (system if loop.first else '') + message.content | trim %}
+"""
+)
+
+_MISTRAL = (
+    _ALTERNATING
+    + """\
+    {%- if message.role == 'user' %}
+        {{- '[INST] ' + text + '[/INST]' }}
+    {%- else %}
+        {{- ' ' + text + eos_token }}
+    {%- endif %}
+{%- endfor %}
+"""
+)
+
+_GEMMA = (
+    _ALTERNATING
+    + """\
+    {{- '<start_of_turn>' + ('user' if message.role == 'user' else 'model') + '\\n' }}
+    {{- text + '<end_of_turn>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<start_of_turn>model\\n' }}
+{%- endif %}
+"""
+)
+
+BUILTIN_TEMPLATES: Final[Mapping[str, str]] = MappingProxyType(
+    {"chatml": _CHATML, "llama3": _LLAMA3, "mistral": _MISTRAL, "gemma": _GEMMA}
+)
+"""Templates for models whose files have none."""

@@ -1,0 +1,85 @@
+"""Stop strings in a text that arrives in pieces.
+
+The outcome is that of reading the text one character at a time: the first stop string to be complete ends
+the text, and of several complete at the same character the longest. So it does not depend on how the text
+was cut into pieces, and no text is needed beyond the match. Does not know tokens.
+"""
+
+from collections.abc import Sequence
+
+from legato.errors import RequestError
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1000
+
+
+class StopStrings:
+    """Finds the first of `stops` in one growing text; time is linear in the text for each stop string.
+
+    RequestError for an empty stop string, more than MAX_STOP_STRINGS, or one longer than MAX_STOP_CHARS.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if len(stops) > MAX_STOP_STRINGS:
+            raise RequestError(
+                f"{len(stops)} stop strings; at most {MAX_STOP_STRINGS} are allowed", param="stop"
+            )
+        for stop in stops:
+            if not stop:
+                raise RequestError("a stop string is empty", param="stop")
+            if len(stop) > MAX_STOP_CHARS:
+                raise RequestError(
+                    f"a stop string has {len(stop)} characters; at most {MAX_STOP_CHARS} are allowed",
+                    param="stop",
+                )
+        # Longest first, so that the first one found complete at a character is the one that counts.
+        self._searches = [_Search(stop) for stop in sorted(set(stops), key=len, reverse=True)]
+        self._held = ""
+        self.matched: str | None = None
+        """The stop string that ended the text."""
+
+    def push(self, text: str) -> str:
+        """The text that is now safe to show: no stop string can begin in it. "" for ever after a match."""
+        if self.matched is not None or not self._searches:
+            return "" if self.matched is not None else text
+        text_start = len(self._held)
+        self._held += text
+        for position, char in enumerate(text, start=text_start + 1):
+            for search in self._searches:
+                search.advance(char)
+            for search in self._searches:
+                if search.num_matched == len(search.stop):
+                    self.matched = search.stop
+                    shown, self._held = self._held[: position - len(search.stop)], ""
+                    return shown
+        num_held = max(search.num_matched for search in self._searches)
+        num_shown = len(self._held) - num_held
+        shown, self._held = self._held[:num_shown], self._held[num_shown:]
+        return shown
+
+    def flush(self) -> str:
+        """The rest of the text, once it is known to be complete."""
+        shown, self._held = self._held, ""
+        return shown
+
+
+class _Search:
+    """How much of one stop string the end of the text matches (Knuth, Morris, Pratt 1977)."""
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.num_matched = 0
+        # _shorter[n]: the length of the longest proper prefix of stop[:n] that also ends it.
+        self._shorter = [0, 0]
+        length = 0
+        for char in stop[1:]:
+            length = self._extend(length, char)
+            self._shorter.append(length)
+
+    def advance(self, char: str) -> None:
+        self.num_matched = self._extend(self.num_matched, char)
+
+    def _extend(self, length: int, char: str) -> int:
+        while length and self.stop[length] != char:
+            length = self._shorter[length]
+        return length + 1 if self.stop[length] == char else 0

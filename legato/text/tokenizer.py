@@ -1,0 +1,124 @@
+"""Text to token ids and back, the same for every kind of vocabulary.
+
+A token always adds the same bytes, wherever it stands; a text is those bytes read as UTF-8. Nothing is
+stripped from or joined to a decoded text, so a reply decoded piece by piece continues its prompt exactly.
+Does not know files, requests or chat messages.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from legato.errors import RequestError
+from legato.text.folder_vocab import vocabulary_from_folder
+from legato.text.gguf_vocab import vocabulary_from_gguf
+from legato.text.vocabulary import Vocabulary
+
+
+class Tokenizer:
+    """Encodes and decodes with one vocabulary. Stateless: threads may share it."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids run from 0 to vocab_size - 1."""
+        return self._vocabulary.size
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._vocabulary.bos_id
+
+    @property
+    def eos_id(self) -> int | None:
+        """The end-of-text token that the model's files name first: the `eos_token` of chat templates."""
+        return self._vocabulary.eos_id
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Every id that ends a reply."""
+        return self._vocabulary.eos_ids
+
+    @property
+    def add_bos(self) -> bool:
+        """Whether the model wants BOS before every text."""
+        return self.bos_id in self._vocabulary.prefix
+
+    @property
+    def add_eos(self) -> bool:
+        """Whether the model wants EOS after every text."""
+        return self.eos_id in self._vocabulary.suffix
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
+        """The ids of `text`.
+
+        `add_special_tokens` puts BOS and EOS where the model wants them, and never a second BOS before one
+        that the text already begins with. `parse_special` reads the names of special tokens as those
+        tokens; without it they are ordinary text, which is what text from a stranger should be.
+        RequestError for text that is not Unicode (a lone surrogate).
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the text has a lone surrogate at character {error.start}", param="prompt"
+            ) from None
+        encoder = self._vocabulary.parsing if parse_special else self._vocabulary.plain
+        ids: list[int] = encoder.encode(text, add_special_tokens=False).ids
+        if not add_special_tokens:
+            return ids
+        prefix, suffix = list(self._vocabulary.prefix), list(self._vocabulary.suffix)
+        if ids[: len(prefix)] == prefix:
+            prefix = []
+        return [*prefix, *ids, *suffix]
+
+    def encode_chat(self, prompt: str) -> list[int]:
+        """The ids of a prompt that a chat template made.
+
+        A template writes every special token that it wants, BOS too, so none is added here: the prompt has
+        one BOS if the template has one, otherwise none.
+        """
+        return self.encode(prompt, add_special_tokens=False, parse_special=True)
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of `ids`; bytes that are no UTF-8 become U+FFFD. RequestError for an id out of range."""
+        data = b"".join([self.token_bytes(id, skip_special=skip_special) for id in ids])
+        return data.decode(errors="replace")
+
+    def token_bytes(self, id: int, *, skip_special: bool = True) -> bytes:
+        """The bytes that the token adds to a text: none for a special token that is skipped."""
+        self._check(id)
+        pieces = self._vocabulary.pieces
+        if id >= len(pieces) or (skip_special and id in self._vocabulary.special):
+            return b""
+        return pieces[id]
+
+    def token_text(self, id: int) -> str:
+        """The token for a reader: special tokens by name, part of a character as U+FFFD."""
+        return self.token_bytes(id, skip_special=False).decode(errors="replace")
+
+    def special_text(self, id: int | None) -> str:
+        """The text that a chat template writes for a special token; "" for None."""
+        if id is None:
+            return ""
+        self._check(id)
+        return self._vocabulary.texts[id] if id < len(self._vocabulary.texts) else ""
+
+    def is_special(self, id: int) -> bool:
+        """Whether the token steers the model and is no part of a reply's text."""
+        self._check(id)
+        return id in self._vocabulary.special
+
+    def _check(self, id: int) -> None:
+        if not 0 <= id < self.vocab_size:
+            raise RequestError(f"token id {id} is not in 0..{self.vocab_size - 1}", param="prompt")
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
+    """The tokenizer in a GGUF file's metadata (key -> value). ModelError names the key at fault."""
+    return Tokenizer(vocabulary_from_gguf(metadata))
+
+
+def tokenizer_from_folder(folder: Path) -> Tokenizer:
+    """The tokenizer in a Hugging Face model folder. ModelError names the file at fault."""
+    return Tokenizer(vocabulary_from_folder(folder))

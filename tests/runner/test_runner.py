@@ -1,0 +1,123 @@
+"""The runner as a whole: what it computes, what it leaves out, what it reports."""
+
+import itertools
+
+import pytest
+import torch
+from runner_steps import (
+    BLOCK_SIZE,
+    CPU,
+    GREEDY,
+    LLAMA,
+    VOCAB,
+    Stream,
+    complete,
+    random_prompt,
+    step,
+    tiny_runner,
+)
+from torch import Tensor
+
+from legato.attention.reference import ReferenceAttention
+from legato.core.plan import ForwardBatch, ForwardSeq, SampleRow, StepPlan
+from legato.core.request import RequestId
+from legato.errors import ConfigError
+from legato.models.decoder import Decoder
+from legato.models.linear import DenseLinear
+from legato.runner.kv_cache import KVCache
+from legato.runner.runner import TorchRunner, choose_device
+
+
+class WatchedHead:
+    """Builds real dense layers and counts the rows that the LM head (the only one V wide) is given."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def __call__(self, weight: Tensor, bias: Tensor | None) -> "DenseLinear | WatchedLinear":
+        dense = DenseLinear(weight, bias)
+        return WatchedLinear(dense, self.rows) if weight.shape[0] == VOCAB else dense
+
+
+class WatchedLinear:
+    def __init__(self, dense: DenseLinear, rows: list[int]) -> None:
+        self._dense = dense
+        self._rows = rows
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self._rows.append(x.shape[0])
+        return self._dense(x)
+
+
+def test_a_middle_chunk_is_not_sampled_and_its_head_is_never_computed() -> None:
+    """E-07: 20 tokens in chunks of 8, 8, 4 beside a decode: only rows at an end reach the LM head."""
+    head = WatchedHead()
+    runner = tiny_runner(LLAMA, linear=head)
+    long, short = Stream((1, 9, 4, 7, 2), random_prompt(20)), Stream((0, 3), [5], id="b")
+    step(runner, [(long, 8)])
+    assert (head.rows, long.sampled) == ([], [])
+    step(runner, [(long, 8), (short, 8)])
+    assert (head.rows, len(long.sampled), len(short.sampled)) == ([1], 0, 1)
+    step(runner, [(long, 8), (short, 8)])
+    assert (head.rows, len(long.sampled), len(short.sampled)) == ([1, 2], 1, 2)
+
+
+def test_two_tables_that_share_blocks_read_the_same_prefix() -> None:
+    """The second request computes only its own end, over blocks that the first one filled."""
+    prefix, ends = random_prompt(3 * BLOCK_SIZE), (random_prompt(6, seed=1), random_prompt(7, seed=2))
+    runner = tiny_runner(LLAMA)
+    first = complete(runner, Stream((8, 1, 5, 20, 21, 22, 23), prefix + ends[0]), 8)
+    second = Stream((8, 1, 5, 30, 31, 32, 33), prefix + ends[1], id="b", computed=len(prefix))
+    complete(runner, second, 8)
+    for stream in (first, second):
+        solo = complete(tiny_runner(LLAMA), Stream(tuple(range(7)), stream.prompt), 8)
+        assert stream.generated == solo.generated
+    # Both go on together, and the second one has not harmed what the first reads.
+    step(runner, [(first, 1), (second, 1)])
+    solo = complete(tiny_runner(LLAMA), Stream(tuple(range(7)), first.prompt), 9)
+    assert first.generated == solo.generated
+
+
+def test_recomputing_into_other_blocks_continues_as_if_never_preempted() -> None:
+    """What was generated is prefilled again with the prompt, and the next draw has the next index."""
+    undisturbed = complete(tiny_runner(LLAMA), Stream(tuple(range(9)), random_prompt(9)), 16)
+    runner = tiny_runner(LLAMA)
+    stream = complete(runner, Stream(tuple(range(9)), random_prompt(9)), 7)
+    stream.computed, stream.blocks = 0, tuple(range(50, 59))
+    assert complete(runner, stream, 16, chunk=3).generated == undisturbed.generated
+
+
+def test_the_runner_tells_the_size_of_model_and_cache() -> None:
+    runner = tiny_runner(LLAMA, num_blocks=12, block_size=8)
+    assert (runner.num_blocks, runner.block_size) == (12, 8)
+    assert (runner.vocab_size, runner.max_position) == (VOCAB, LLAMA.max_position)
+
+
+def test_elapsed_is_read_from_the_given_clock() -> None:
+    weights = {name: torch.ones(shape) for name, shape in LLAMA.tensor_shapes().items()}
+    decoder = Decoder(LLAMA, weights, attention=ReferenceAttention())
+    cache = KVCache(LLAMA, num_blocks=2, block_size=4, dtype=torch.float32, device=CPU)
+    ticks = itertools.count(100.0, 0.25)
+    runner = TorchRunner(decoder, cache, clock=lambda: next(ticks))
+    seq = ForwardSeq(RequestId("a"), (1, 2), 0, (1,))
+    plan = StepPlan(ForwardBatch((seq,)), (SampleRow(0, RequestId("a"), GREEDY, 0),))
+    assert [runner.run(plan).elapsed for _ in range(2)] == [0.25, 0.25]
+
+
+def test_auto_device_is_the_accelerator_where_there_is_one() -> None:
+    assert choose_device("cpu") == CPU
+    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize(
+    "name", ["", "gpu", "CPU", "cpu:0", "cuda:", "cuda:x", "cuda:-1", "cuda:²", "mps", "auto:0"]
+)
+def test_an_unknown_device_name_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="is not one of"):
+        choose_device(name)
+
+
+@pytest.mark.parametrize("name", ["cuda:64", *(() if torch.cuda.is_available() else ("cuda", "cuda:0"))])
+def test_a_cuda_device_that_is_not_there_is_refused_with_the_count(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"this machine has {torch.cuda.device_count()} CUDA"):
+        choose_device(name)

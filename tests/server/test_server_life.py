@@ -1,0 +1,164 @@
+"""Start and end of a real server: its address, signals, draining, idle connections."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from conftest import StartServer
+from server_rig import ScriptedRunner, build_service, slow, wait_until
+
+from legato.errors import ConfigError
+from legato.server.run import KEEP_ALIVE_S, serve
+
+STREAM = {"prompt": "hi", "max_tokens": 30, "stream": True}
+
+
+def test_one_line_tells_the_address_once_requests_are_answered(start_server: StartServer) -> None:
+    server = start_server()
+    assert server.lines == [f"Legato is ready on http://127.0.0.1:{server.port}"]
+    answer = httpx.get(f"{server.url}/ready")
+    assert answer.status_code == 200
+    assert "server" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "hint"),
+    [("127.0.0.1", None, "in use"), ("127.0.0.1", 70_000, "65535"), ("no.such.host.invalid", 0, "cannot listen")],
+    ids=["in use", "no port", "no host"],
+)
+def test_an_address_that_cannot_be_used_is_one_line(host: str, port: int | None, hint: str) -> None:
+    lines: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=hint) as caught:
+            asyncio.run(serve(build_service(), host, taken if port is None else port, on_ready=lines.append))
+    assert "\n" not in caught.value.message
+    assert lines == []
+
+
+def test_c_12_a_draining_server_finishes_streams_and_refuses_new_work(start_server: StartServer) -> None:
+    server = start_server(ScriptedRunner(before=slow(0.02)))
+    with (
+        httpx.Client(base_url=server.url) as client,
+        client.stream("POST", "/v1/completions", json=STREAM) as stream,
+    ):
+        lines = stream.iter_lines()
+        next(lines)
+        server.ask_to_stop()
+        wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "hi"})
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"]
+        text = "\n".join(lines)
+    assert text.count('"text"') == 29
+    assert '"finish_reason":"length"' in text
+    assert text.rstrip().endswith("[DONE]")
+    server.join(3)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(server.url)
+
+
+@pytest.mark.parametrize("asked", [1, 2], ids=["deadline", "second signal"])
+def test_c_12_what_is_left_at_the_end_gets_an_error(start_server: StartServer, asked: int) -> None:
+    server = start_server(ScriptedRunner(before=slow(0.02)), shutdown_timeout=0.3 if asked == 1 else 60)
+    with httpx.stream("POST", f"{server.url}/v1/completions", json={**STREAM, "max_tokens": 400}) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        begun = time.monotonic()
+        for _ in range(asked):
+            server.ask_to_stop()
+        text = "\n".join(lines)
+    assert '"type":"service_unavailable_error"' in text
+    assert "[DONE]" not in text
+    server.join(3)
+    assert time.monotonic() - begun < 2
+
+
+def test_c_12_a_whole_answer_that_is_cut_by_the_end_is_a_503(start_server: StartServer) -> None:
+    runner = ScriptedRunner(before=slow(0.02))
+    server = start_server(runner, shutdown_timeout=0)
+    body = {"prompt": "hi", "max_tokens": 400}
+
+    async def run() -> httpx.Response:
+        async with httpx.AsyncClient() as client:
+            asking = asyncio.create_task(client.post(f"{server.url}/v1/completions", json=body))
+            while not runner.plans:
+                await asyncio.sleep(0.005)
+            server.ask_to_stop()
+            return await asking
+
+    assert asyncio.run(run()).status_code == 503
+    server.join(3)
+
+
+def test_c_18_an_idle_server_with_an_open_connection_ends_at_once(start_server: StartServer) -> None:
+    server = start_server()
+    with httpx.Client(base_url=server.url) as client:
+        client.get("/health")
+        begun = time.monotonic()
+        server.ask_to_stop()
+        server.join(3)
+    assert time.monotonic() - begun < 1
+
+
+def test_c_15_an_idle_connection_outlives_the_servers_usual_five_seconds(start_server: StartServer) -> None:
+    assert KEEP_ALIVE_S >= 65
+    server = start_server()
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.settimeout(2)
+        for pause in (5.5, 0):
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: legato\r\n\r\n")
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK")
+            time.sleep(pause)
+
+
+@contextmanager
+def serving_process(step_seconds: float, shutdown_timeout: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    script = Path(__file__).with_name("serve_fake.py")
+    command = [sys.executable, str(script), str(step_seconds), str(shutdown_timeout)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process, process.stdout.readline().strip().rpartition(" ")[2]
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+def test_c_12_a_signal_lets_a_stream_finish_and_the_process_end_in_silence(kind: signal.Signals) -> None:
+    with serving_process(0.02, 10) as (process, url):
+        with httpx.stream("POST", f"{url}/v1/completions", json=STREAM) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            process.send_signal(kind)
+            assert "\n".join(lines).rstrip().endswith("[DONE]")
+        assert process.communicate(timeout=5) == ("ended\n", "")
+        assert process.returncode == 0
+
+
+def test_c_12_a_second_signal_ends_the_process_at_once() -> None:
+    with serving_process(0.02, 60) as (process, url):
+        with httpx.stream("POST", f"{url}/v1/completions", json={**STREAM, "max_tokens": 400}) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            begun = time.monotonic()
+            for _ in range(2):
+                process.send_signal(signal.SIGTERM)
+                time.sleep(0.05)
+            assert '"error"' in "\n".join(lines)
+        assert process.communicate(timeout=5) == ("ended\n", "")
+        assert process.returncode == 0
+        assert time.monotonic() - begun < 2

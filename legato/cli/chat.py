@@ -25,7 +25,7 @@ def talk(settings: Settings, system: str | None, max_tokens: int, temperature: f
     messages: list[dict[str, object]] = list(start)
     while line := _read(console):
         if line == "/new":
-            messages: list[dict[str, object]] = list(start)
+            messages = list(start)
             continue
         messages.append({"role": "user", "content": line})
         ids = llm.built.tokenizer.encode_chat(template.render(messages))

@@ -14,7 +14,7 @@ from legato.engine.async_engine import AsyncEngine
 from legato.engine.build import Built, build
 from legato.metrics.journal import JournalFile
 from legato.metrics.prometheus import CONTENT_TYPE, Metrics
-from legato.server.run import listen, serve
+from legato.server.run import bind, serve
 from legato.server.service import Service
 
 
@@ -24,7 +24,9 @@ def serve_model(settings: Settings) -> None:
         level=settings.server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     server = settings.server
-    listener = listen(server.host, server.port)  # an address in use should not cost a model's loading time
+    # Both before the model: what cannot be opened should not cost its loading time.
+    listener = bind(server.host, server.port)
+    journal = None if server.journal is None else JournalFile(Path(server.journal))
     console = Console(stderr=True)
     with console.status("starting") as status:
         built = build(
@@ -36,8 +38,8 @@ def serve_model(settings: Settings) -> None:
     for name, choice in built.choices.items():
         console.print(f"{name}: {choice}", highlight=False, markup=False)
     service = _service(built)
-    if server.journal is not None:
-        built.engine.observe(JournalFile(Path(server.journal)))
+    if journal is not None:
+        built.engine.observe(journal)
     asyncio.run(
         serve(
             service,

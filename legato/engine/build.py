@@ -1,7 +1,8 @@
 """From settings to an engine: the one place that knows all the parts."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from legato.core.block_pool import BlockPool
 from legato.core.prefill import Chunked, FillBudget, PrefillPolicy, WholePrompt
 from legato.core.scheduler import Scheduler, SchedulerConfig
 from legato.engine.engine import Engine
-from legato.errors import ConfigError
+from legato.errors import ConfigError, ModelError
 from legato.models.load import OpenedModel, open_model
 from legato.models.source import resolve
 from legato.models.spec import ModelSpec
@@ -57,8 +58,8 @@ def build(
     opened = open_model(files)
     max_model_len = _max_model_len(model.max_model_len, opened.spec)
     progress(f"reading the tokenizer of {opened.name}")
-    tokenizer = _tokenizer(opened)
-    chat_template = _chat_template(model.chat_template, opened, tokenizer)
+    tokenizer = _tokenizer(opened, files.path)
+    chat_template = _chat_template(model.chat_template, opened, files.path, tokenizer)
     options = RunnerOptions(
         device=engine.device,
         dtype=model.dtype,
@@ -102,26 +103,39 @@ def _max_model_len(asked: int | None, spec: ModelSpec) -> int:
     return asked or spec.max_position
 
 
-def _tokenizer(opened: OpenedModel) -> Tokenizer:
-    if opened.gguf is not None:
+def _tokenizer(opened: OpenedModel, path: Path) -> Tokenizer:
+    if opened.gguf is None:
+        return tokenizer_from_folder(path)
+    with _in_file(path):
         return tokenizer_from_gguf(opened.gguf.metadata)
-    assert opened.folder is not None
-    return tokenizer_from_folder(opened.folder)
 
 
-def _chat_template(asked: str | None, opened: OpenedModel, tokenizer: Tokenizer) -> ChatTemplate | None:
+def _chat_template(
+    asked: str | None, opened: OpenedModel, path: Path, tokenizer: Tokenizer
+) -> ChatTemplate | None:
     """The template asked for, or the model's own; None if there is neither."""
-    source = None
     if asked is not None:
-        source = load_template(asked)
-    elif opened.gguf is not None:
-        source = template_from_gguf(opened.gguf.metadata)
-    elif opened.folder is not None:
-        source = template_from_folder(opened.folder)
+        return _parse(load_template(asked), tokenizer)
+    gguf = opened.gguf
+    source = template_from_folder(path) if gguf is None else template_from_gguf(gguf.metadata)
     if source is None:
         return None
+    with _in_file(path):
+        return _parse(source, tokenizer)
+
+
+def _parse(source: str, tokenizer: Tokenizer) -> ChatTemplate:
     return ChatTemplate(
         source,
         bos_token=tokenizer.special_text(tokenizer.bos_id),
         eos_token=tokenizer.special_text(tokenizer.eos_id),
     )
+
+
+@contextmanager
+def _in_file(path: Path) -> Iterator[None]:
+    """Name the file in errors of parts that see only what was in it."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{path}: {error.message}") from error

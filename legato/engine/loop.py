@@ -95,11 +95,17 @@ class EngineLoop:
         with suppress(UnavailableError):
             self._inbox.put(Abort(request_id, reason))
 
-    def stop(self) -> None:
-        """Abort what is left and end the thread; returns when it ended. Commands raise from now on."""
+    def stop(self, patience_s: float = 60.0) -> None:
+        """Abort what is left and end the thread. Submitting raises from now on.
+
+        Returns when the thread ended, or after `patience_s` if a step does not return: the thread dies with
+        the process.
+        """
         self._inbox.close()
         if self.alive:
-            self._thread.join()
+            self._thread.join(patience_s)
+        if self.alive:
+            logger.error("a model step did not return in %g s; leaving it", patience_s)
 
     def _run(self) -> None:
         try:
@@ -108,12 +114,14 @@ class EngineLoop:
                 if self._engine.has_work:
                     events += self._engine.step()
                 self._publish(tuple(events))
-            left = [self._engine.abort(request_id) for request_id in self._living]
-            self._publish(tuple(event for events in left for event in events))
+            aborts = [self._engine.abort(request_id) for request_id in self._living]
+            self._publish(tuple(event for events in aborts for event in events))
         except BaseException as error:
             logger.exception("the engine loop ended")
             self.failure = f"the engine loop ended: {type(error).__name__}"
             self._inbox.close()
+            left = self._inbox.take(wait=False) or ()
+            self._living |= {command.request.id for command in left if isinstance(command, Submit)}
             self._publish(tuple(FinishEvent(i, FinishReason.ERROR, self.failure) for i in self._living))
 
     def _obey(self, command: Command) -> tuple[Event, ...]:

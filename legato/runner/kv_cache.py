@@ -9,9 +9,16 @@ from legato.attention.base import LayerCache
 from legato.errors import ConfigError
 from legato.models.spec import ModelSpec
 
-_MEMORY_FILES = (  # cgroup v2, then v1: mount, limit, use, the reclaimable part's name in memory.stat
-    ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-    ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+# cgroup v2, then v1: mount, controller, limit, use, the reclaimable part's name in memory.stat
+_MEMORY_FILES = (
+    ("sys/fs/cgroup", "", "memory.max", "memory.current", "inactive_file"),
+    (
+        "sys/fs/cgroup/memory",
+        "memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
 )
 
 
@@ -80,20 +87,17 @@ def _cgroup_headrooms(root: Path) -> list[int]:
     Page cache that the kernel can drop at once (inactive_file) does not count as used.
     """
     headrooms = []
-    for mount, limit_name, used_name, reclaimable_name in _MEMORY_FILES:
-        top = root / mount
-        own = top / _cgroup_path(root, controller="memory" if mount.endswith("memory") else "")
+    for mount, controller, limit_name, used_name, reclaimable_name in _MEMORY_FILES:
+        own = root / mount / _cgroup_path(root, controller)
         for group in (own, *own.parents):
             limit, used = _number(group / limit_name), _number(group / used_name)
             if limit is not None and used is not None:
                 reclaimable = _table(group / "memory.stat").get(reclaimable_name, 0)
                 headrooms.append(limit - used + reclaimable)
-            if group == top:
-                break
     return headrooms
 
 
-def _cgroup_path(root: Path, *, controller: str) -> str:
+def _cgroup_path(root: Path, controller: str) -> str:
     """This process's path under a cgroup mount, without the leading slash; the v2 controller's name is ""."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)

@@ -37,22 +37,21 @@ class Shutdown:
 
 async def serve(
     service: Service,
-    host: str,
-    port: int,
+    listener: socket.socket,
     *,
     on_ready: Callable[[str], None],
     access_log: bool = False,
     shutdown: Shutdown | None = None,
     shutdown_timeout: float = 30.0,
 ) -> None:
-    """Serve until SIGTERM, SIGINT or `shutdown`; then return.
+    """Serve on `listener` (see `bind`) until SIGTERM, SIGINT or `shutdown`; then return.
 
-    Port 0 takes a free one. `on_ready` gets one line with the address once requests are answered. Running
-    replies get `shutdown_timeout` seconds to finish. Raises `ConfigError` if the address cannot be used.
+    `on_ready` gets one line with the address once requests are answered. Running replies get
+    `shutdown_timeout` seconds to finish.
     """
-    listener = _listen(host, port)
     shutdown = shutdown or Shutdown()
-    name, bound_port = f"[{host}]" if ":" in host else host, listener.getsockname()[1]
+    host, port = listener.getsockname()[:2]
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     config = uvicorn.Config(
         create_app(service),
         log_config=None,
@@ -63,7 +62,7 @@ async def serve(
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=FLUSH_S,
     )
-    server = _Server(config, lambda: on_ready(f"Legato is ready on http://{name}:{bound_port}"))
+    server = _Server(config, lambda: on_ready(f"Legato is ready on http://{address}"))
     await service.engine.start()
     service.readiness.ready()
     with _signals(shutdown.ask):
@@ -101,15 +100,22 @@ class _Server(uvicorn.Server):
         return nullcontext()
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that has the address, and refuses connections until it is served on.
+
+    Port 0 takes a free one. Raises `ConfigError` if the address cannot be used.
+    """
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"port {port} is not in 0..65535", param="port")
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        return socket.create_server((host, port), family=family)
-    except OverflowError:
-        raise ConfigError(f"port {port} is not in 0..65535", param="port") from None
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
     except OSError as error:
+        listener.close()
         reason = error.strerror or str(error)
         raise ConfigError(f"cannot listen on {host} port {port}: {reason}", param="port") from None
+    return listener
 
 
 @contextmanager

@@ -2,9 +2,8 @@
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -12,8 +11,6 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from legato.server.failures import error_body, known
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -66,7 +63,8 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         async with aclosing(self._events):
-            await unless_gone(receive, self._send(send))
+            with suppress(ClientDisconnect):
+                await unless_gone(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
         first = await anext(self._events)

@@ -144,7 +144,7 @@ def template_from_gguf(metadata: Mapping[str, object]) -> str | None:
     """The template in a GGUF file's metadata, None if it has none."""
     source = metadata.get("tokenizer.chat_template")
     if source is not None and not isinstance(source, str):
-        raise ModelError(f"tokenizer.chat_template is a {type(source).__name__}, not a text")
+        raise ModelError(f"tokenizer.chat_template is of type {type(source).__name__}, not a text")
     return source
 
 
@@ -169,7 +169,7 @@ def template_from_folder(folder: Path) -> str | None:
         if isinstance(found, str):
             return found
         if found is not None:
-            raise ModelError(f"{path}: chat_template is a {type(found).__name__}, not a text")
+            raise ModelError(f"{path}: chat_template is of type {type(found).__name__}, not a text")
     return None
 
 

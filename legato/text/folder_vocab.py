@@ -26,7 +26,7 @@ def read_json(path: Path) -> JsonObject | None:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
-        raise ModelError(f"{path} holds a {type(content).__name__}, not a JSON object")
+        raise ModelError(f"{path} holds a value of type {type(content).__name__}, not a JSON object")
     return content
 
 

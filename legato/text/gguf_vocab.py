@@ -255,4 +255,4 @@ def _flag(metadata: Mapping[str, object], key: str, default: bool) -> bool:
 
 
 def _described(value: object) -> str:
-    return "missing" if value is None else f"a {type(value).__name__}"
+    return "missing" if value is None else f"of type {type(value).__name__}"

@@ -64,7 +64,9 @@ class Tokenizer:
                 f"the text has a lone surrogate at character {error.start}", param="prompt"
             ) from None
         encoder = self._vocabulary.parsing if parse_special else self._vocabulary.plain
-        ids: list[int] = encoder.encode(text, add_special_tokens=False).ids
+        # `encode` holds the interpreter lock all through, a batch of one does not: a long prompt must not
+        # stop the other threads.
+        ids: list[int] = encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if not add_special_tokens:
             return ids
         prefix, suffix = list(self._vocabulary.prefix), list(self._vocabulary.suffix)

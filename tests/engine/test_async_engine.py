@@ -194,6 +194,29 @@ def test_a_loop_that_dies_tells_every_stream_and_refuses_new_ones() -> None:
     asyncio.run(scenario())
 
 
+def test_a_loop_that_dies_also_answers_what_is_still_in_the_inbox() -> None:
+    """G-12: a request that was submitted while the last step ran."""
+
+    async def scenario() -> None:
+        gate = Gate()
+
+        def before(plan: StepPlan) -> None:
+            gate(plan)
+            raise SystemExit
+
+        async with running(make_engine(before=before)) as served:
+            first = served.submit([5], params())
+            await asyncio.to_thread(gate.wait)
+            second = served.submit([6], params())
+            gate.open()
+            for stream in (first, second):
+                finish = (await asyncio.wait_for(read(stream), 10))[-1].finish
+                assert finish is not None
+                assert finish.reason is FinishReason.ERROR
+
+    asyncio.run(scenario())
+
+
 def test_stopping_aborts_what_is_left_and_refuses_what_comes() -> None:
     async def scenario() -> None:
         gate = Gate()

@@ -1,16 +1,19 @@
 """A real server for each test that asks for one."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
+import openai
 import pytest
 from server_rig import RunningServer, build_service
 
 StartServer = Callable[..., RunningServer]
+Connect = Callable[[RunningServer], openai.OpenAI]
 
 
 @pytest.fixture
 def start_server() -> Iterator[StartServer]:
-    """Starts servers on free ports, `start_server(runner, **changes of the Service)`; stops them at the end."""
+    """Starts servers on free ports, `start_server(runner, **changes of the Service)`; ends them after."""
     servers: list[RunningServer] = []
 
     def start(runner: object = None, *, shutdown_timeout: float = 5.0, **changes: object) -> RunningServer:
@@ -21,3 +24,10 @@ def start_server() -> Iterator[StartServer]:
     yield start
     for server in servers:
         server.stop()
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Makes official clients, with their own defaults, of servers; closes them at the end."""
+    with ExitStack() as stack:
+        yield lambda server: stack.enter_context(openai.OpenAI(base_url=f"{server.url}/v1", api_key="none"))

@@ -7,11 +7,11 @@ from functools import partial
 
 from server_rig import ScriptedRunner, build_service, slow
 
-from legato.server.run import serve
+from legato.server.run import bind, serve
 
 if __name__ == "__main__":
     step_seconds, shutdown_timeout = map(float, sys.argv[1:])
     service = build_service(ScriptedRunner(before=slow(step_seconds)))
     on_ready = partial(print, flush=True)
-    asyncio.run(serve(service, "127.0.0.1", 0, on_ready=on_ready, shutdown_timeout=shutdown_timeout))
+    asyncio.run(serve(service, bind("127.0.0.1", 0), on_ready=on_ready, shutdown_timeout=shutdown_timeout))
     print("ended")

@@ -20,7 +20,7 @@ from legato.engine.engine import Engine
 from legato.engine.fake import FakeRunner, next_token
 from legato.metrics.prometheus import CONTENT_TYPE, Metrics
 from legato.server.app import create_app
-from legato.server.run import Shutdown, serve
+from legato.server.run import Shutdown, bind, serve
 from legato.server.service import Service
 from legato.text.chat import ChatTemplate
 from legato.text.fake import FakeTokenizer
@@ -208,8 +208,7 @@ class RunningServer:
         self._shutdown = Shutdown()
         await serve(
             self.service,
-            "127.0.0.1",
-            0,
+            bind("127.0.0.1", 0),
             on_ready=self._on_ready,
             shutdown=self._shutdown,
             shutdown_timeout=self._shutdown_timeout,

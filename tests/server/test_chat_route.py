@@ -103,7 +103,9 @@ def test_without_max_tokens_a_reply_may_take_all_the_room() -> None:
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
-@pytest.mark.parametrize("names", [["max_tokens"], ["max_completion_tokens"], ["max_tokens", "max_completion_tokens"]])
+@pytest.mark.parametrize(
+    "names", [["max_tokens"], ["max_completion_tokens"], ["max_tokens", "max_completion_tokens"]]
+)
 def test_b_19_both_names_of_the_length_work(names: list[str]) -> None:
     assert chat(**dict.fromkeys(names, 5))["usage"]["completion_tokens"] == 5
 

@@ -43,7 +43,9 @@ def joined(events: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:
     whole["finish_reason"] = parts[-1]["finish_reason"]
     whole["logprobs"] = None
     if parts[0]["logprobs"] is not None:
-        whole["logprobs"] = {key: [x for p in parts for x in p["logprobs"][key]] for key in parts[0]["logprobs"]}
+        whole["logprobs"] = {
+            key: [x for p in parts for x in p["logprobs"][key]] for key in parts[0]["logprobs"]
+        }
     if "token_ids" in parts[0]:
         whole["token_ids"] = [id for part in parts for id in part["token_ids"]]
         whole["prompt_token_ids"] = parts[0]["prompt_token_ids"]
@@ -138,7 +140,9 @@ def test_i_04_replies_of_different_lengths_all_end() -> None:
 class TestLogprobs:
     """A-15: the arrays stay aligned, and the parts of a stream add up to the whole answer's."""
 
-    @pytest.mark.parametrize("script", [letters, spelled("é€! and \ufffd")], ids=["letters", "split characters"])
+    @pytest.mark.parametrize(
+        "script", [letters, spelled("é€! and \ufffd")], ids=["letters", "split characters"]
+    )
     @pytest.mark.parametrize("stop", [None, "cde", ["zz", "d"]], ids=str)
     def test_the_arrays_are_aligned_and_a_stream_adds_up_to_them(self, script: Any, stop: object) -> None:
         body = {"logprobs": 2, "stop": stop, "max_tokens": 12, "return_token_ids": True}

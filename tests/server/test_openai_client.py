@@ -8,16 +8,22 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import StartServer
-from server_rig import BOS, MODEL, RunningServer, ScriptedRunner, failing_at, plain_runner, predicted, slow, spelled
+from conftest import Connect, StartServer
+from server_rig import (
+    BOS,
+    MODEL,
+    RunningServer,
+    ScriptedRunner,
+    failing_at,
+    plain_runner,
+    predicted,
+    slow,
+    spelled,
+)
 
 from legato.text.fake import FakeTokenizer
 
 USER: Any = [{"role": "user", "content": "hi"}]
-
-
-def client_of(server: RunningServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
 
 
 def async_client_of(server: RunningServer) -> openai.AsyncOpenAI:
@@ -28,15 +34,19 @@ def plain_text(prompt: str, num: int) -> str:
     return FakeTokenizer().decode(predicted([BOS, *prompt.encode()], num))
 
 
-def test_the_model_list_names_the_model_that_requests_need(start_server: StartServer) -> None:
-    client = client_of(start_server())
+def test_the_model_list_names_the_model_that_requests_need(
+    start_server: StartServer, connect: Connect
+) -> None:
+    client = connect(start_server())
     (model,) = client.models.list().data
     assert client.models.retrieve(model.id).id == MODEL
     assert client.completions.create(model=model.id, prompt="hi").choices[0].text == "abcdefghijklmnop"
 
 
-def test_chat_whole_and_streamed_give_the_same_message_and_usage(start_server: StartServer) -> None:
-    client = client_of(start_server(ScriptedRunner(spelled("Grüße\u2028an 🦊!"))))
+def test_chat_whole_and_streamed_give_the_same_message_and_usage(
+    start_server: StartServer, connect: Connect
+) -> None:
+    client = connect(start_server(ScriptedRunner(spelled("Grüße\u2028an 🦊!"))))
     whole = client.chat.completions.create(model=MODEL, messages=USER)
     assert whole.choices[0].message.content == "Grüße\u2028an 🦊!"
     chunks = list(
@@ -51,8 +61,10 @@ def test_chat_whole_and_streamed_give_the_same_message_and_usage(start_server: S
     assert last.usage == whole.usage
 
 
-def test_completions_whole_and_streamed_with_logprobs_agree(start_server: StartServer) -> None:
-    client = client_of(start_server())
+def test_completions_whole_and_streamed_with_logprobs_agree(
+    start_server: StartServer, connect: Connect
+) -> None:
+    client = connect(start_server())
     body: Any = {"model": MODEL, "prompt": ["hi", "there"], "n": 2, "max_tokens": 5, "logprobs": 2}
     whole = client.completions.create(**body)
     texts = ["", "", "", ""]
@@ -66,8 +78,8 @@ def test_completions_whole_and_streamed_with_logprobs_agree(start_server: StartS
     assert [choice.logprobs.tokens for choice in whole.choices if choice.logprobs] == tokens
 
 
-def test_chat_logprobs_can_be_read(start_server: StartServer) -> None:
-    answer = client_of(start_server()).chat.completions.create(
+def test_chat_logprobs_can_be_read(start_server: StartServer, connect: Connect) -> None:
+    answer = connect(start_server()).chat.completions.create(
         model=MODEL, messages=USER, max_tokens=3, logprobs=True, top_logprobs=1
     )
     logprobs = answer.choices[0].logprobs
@@ -90,10 +102,14 @@ def test_chat_logprobs_can_be_read(start_server: StartServer) -> None:
 )
 @pytest.mark.parametrize("streamed", [False, True])
 def test_b_18_errors_carry_message_and_field(
-    start_server: StartServer, error: type[openai.APIStatusError], body: dict[str, Any], streamed: bool
+    start_server: StartServer,
+    connect: Connect,
+    error: type[openai.APIStatusError],
+    body: dict[str, Any],
+    streamed: bool,
 ) -> None:
     with pytest.raises(error) as caught:
-        client_of(start_server()).completions.create(
+        connect(start_server()).completions.create(
             **{"model": MODEL, "prompt": "hi", "stream": streamed, **body}
         )
     assert caught.value.param == next(iter(body))
@@ -101,19 +117,19 @@ def test_b_18_errors_carry_message_and_field(
     assert caught.value.request_id.startswith("req-")  # type: ignore[union-attr]
 
 
-def test_a_13_an_error_in_a_running_stream_is_raised(start_server: StartServer) -> None:
+def test_a_13_an_error_in_a_running_stream_is_raised(start_server: StartServer, connect: Connect) -> None:
     server = start_server(ScriptedRunner(before=failing_at(3)))
     text = ""
     with pytest.raises(openai.APIError, match="failed"):  # noqa: PT012
-        for chunk in client_of(server).completions.create(model=MODEL, prompt="hi", stream=True):
+        for chunk in connect(server).completions.create(model=MODEL, prompt="hi", stream=True):
             text += chunk.choices[0].text
     assert text == "abc"
     server.wait_idle()
 
 
-def test_a_20_ten_streams_in_a_row_and_one_more_request(start_server: StartServer) -> None:
+def test_a_20_ten_streams_in_a_row_and_one_more_request(start_server: StartServer, connect: Connect) -> None:
     server = start_server()
-    client = client_of(server)
+    client = connect(server)
     for _ in range(10):
         chunks = list(client.chat.completions.create(model=MODEL, messages=USER, max_tokens=8, stream=True))
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "abcdefgh"
@@ -170,9 +186,11 @@ def test_c_17_a_second_stream_does_not_touch_the_first(start_server: StartServer
     assert asyncio.run(run()) == (plain_text("one", 200), plain_text("two", 200))
 
 
-def test_c_18_every_reader_gets_its_own_tokens_whatever_its_pace(start_server: StartServer) -> None:
+def test_c_18_every_reader_gets_its_own_tokens_whatever_its_pace(
+    start_server: StartServer, connect: Connect
+) -> None:
     server = start_server(plain_runner())
-    client = client_of(server)
+    client = connect(server)
     prompts = [f"reader {number}" for number in range(8)]
 
     def read(prompt: str) -> str:

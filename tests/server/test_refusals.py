@@ -11,7 +11,9 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
 
 
-def refused(path: str, body: object = None, *, content: bytes | None = None, status: int = 400) -> dict[str, Any]:
+def refused(
+    path: str, body: object = None, *, content: bytes | None = None, status: int = 400
+) -> dict[str, Any]:
     """The error of a request that no step was run for."""
     runner = ScriptedRunner()
     headers = {"Content-Type": "application/json"}
@@ -22,7 +24,8 @@ def refused(path: str, body: object = None, *, content: bytes | None = None, sta
     (error,) = response.json().values()
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
-    assert error["message"] and "\n" not in error["message"]
+    assert error["message"]
+    assert "\n" not in error["message"]
     return error
 
 
@@ -164,12 +167,22 @@ CHAT_ONLY: list[tuple[str, str, dict[str, Any], str]] = [
     ("J-03", "top_logprobs", {"messages": USER, "logprobs": True, "top_logprobs": 10**6}, "20"),
     ("J-03", "top_logprobs", {"messages": USER, "top_logprobs": 2}, "logprobs"),
     ("J-03", "logprobs", {"messages": USER, "logprobs": 2}, "boolean"),
-    ("B-19", "max_completion_tokens", {"messages": USER, "max_tokens": 5, "max_completion_tokens": 50}, "differ"),
+    (
+        "B-19",
+        "max_completion_tokens",
+        {"messages": USER, "max_tokens": 5, "max_completion_tokens": 50},
+        "differ",
+    ),
     ("B-19", "tools", {"messages": USER, "tools": [{}]}, "not supported"),
     ("B-19", "tool_choice", {"messages": USER, "tool_choice": "required"}, "not supported"),
     ("B-19", "modalities", {"messages": USER, "modalities": ["text", "audio"]}, "not supported"),
     ("B-19", "prompt", {"messages": USER, "prompt": "a"}, "unknown field"),
-    ("B-08", "chat_template_kwargs", {"messages": USER, "chat_template_kwargs": {"x": [float("nan")]}}, "finite"),
+    (
+        "B-08",
+        "chat_template_kwargs",
+        {"messages": USER, "chat_template_kwargs": {"x": [float("nan")]}},
+        "finite",
+    ),
     ("B-17", "messages", {"messages": [{"role": "user", "content": "\ud800"}]}, "surrogate"),
 ]
 
@@ -191,25 +204,23 @@ def test_b_08_a_number_that_is_not_finite_is_refused_by_name(field: str, number:
     assert error["param"].startswith(field)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b'{: "model": 1}',
-        b"",
-        b"null",
-        b"[]",
-        b'"text"',
-        b"5",
-        b"[" * 10_000,
-        b'{"prompt":' * 10_000,
-        b'{"prompt": "\xff\xfe"}',
-        b'{"prompt": "hi"',
-        b'{"prompt": "hi"} trailing',
-        b'{"prompt": "hi", "n": ' + b"9" * 5000 + b"}",
-    ],
-    ids=["garbage", "empty", "null", "list", "text", "number", "deep lists", "deep objects", "not UTF-8", "cut",
-         "trailing", "5000 digits"],
-)  # fmt: skip
+NO_OBJECTS = {
+    "garbage": b'{: "model": 1}',
+    "empty": b"",
+    "null": b"null",
+    "list": b"[]",
+    "text": b'"text"',
+    "number": b"5",
+    "deep lists": b"[" * 10_000,
+    "deep objects": b'{"prompt":' * 10_000,
+    "not UTF-8": b'{"prompt": "\xff\xfe"}',
+    "cut": b'{"prompt": "hi"',
+    "trailing": b'{"prompt": "hi"} trailing',
+    "5000 digits": b'{"prompt": "hi", "n": ' + b"9" * 5000 + b"}",
+}
+
+
+@pytest.mark.parametrize("content", NO_OBJECTS.values(), ids=NO_OBJECTS.keys())
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize", "/detokenize"])
 def test_b_17_a_body_that_is_no_json_object_is_refused(path: str, content: bytes) -> None:
     assert len(refused(path, content=content)["message"]) < 200
@@ -260,7 +271,9 @@ class TestContextLength:
 
     @pytest.mark.parametrize("body", [{}, {"max_tokens": 1}], ids=["no max_tokens", "one token"])
     @pytest.mark.parametrize("num_prompt", [MAX_LEN, MAX_LEN + 1, 5 * MAX_LEN])
-    def test_a_prompt_without_room_for_one_token_is_refused(self, body: dict[str, Any], num_prompt: int) -> None:
+    def test_a_prompt_without_room_for_one_token_is_refused(
+        self, body: dict[str, Any], num_prompt: int
+    ) -> None:
         error = refused_both_ways(COMPLETIONS, {"prompt": [1] * num_prompt, **body})
         assert error["code"] == "context_length_exceeded"
         assert str(num_prompt) in error["message"]

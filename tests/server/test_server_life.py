@@ -14,10 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 from conftest import StartServer
-from server_rig import ScriptedRunner, build_service, slow, wait_until
+from server_rig import ScriptedRunner, slow, wait_until
 
 from legato.errors import ConfigError
-from legato.server.run import KEEP_ALIVE_S, serve
+from legato.server.run import KEEP_ALIVE_S, bind
 
 STREAM = {"prompt": "hi", "max_tokens": 30, "stream": True}
 
@@ -32,17 +32,19 @@ def test_one_line_tells_the_address_once_requests_are_answered(start_server: Sta
 
 @pytest.mark.parametrize(
     ("host", "port", "hint"),
-    [("127.0.0.1", None, "in use"), ("127.0.0.1", 70_000, "65535"), ("no.such.host.invalid", 0, "cannot listen")],
+    [
+        ("127.0.0.1", None, "in use"),
+        ("127.0.0.1", 70_000, "65535"),
+        ("no.such.host.invalid", 0, "cannot listen"),
+    ],
     ids=["in use", "no port", "no host"],
 )
 def test_an_address_that_cannot_be_used_is_one_line(host: str, port: int | None, hint: str) -> None:
-    lines: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
         with pytest.raises(ConfigError, match=hint) as caught:
-            asyncio.run(serve(build_service(), host, taken if port is None else port, on_ready=lines.append))
+            bind(host, taken if port is None else port)
     assert "\n" not in caught.value.message
-    assert lines == []
 
 
 def test_c_12_a_draining_server_finishes_streams_and_refuses_new_work(start_server: StartServer) -> None:
@@ -118,12 +120,16 @@ def test_c_15_an_idle_connection_outlives_the_servers_usual_five_seconds(start_s
         connection.settimeout(2)
         for pause in (5.5, 0):
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: legato\r\n\r\n")
-            assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK")
+            received = b""
+            while not received.endswith(b'{"status":"ok"}'):
+                received += connection.recv(4096)
             time.sleep(pause)
 
 
 @contextmanager
-def serving_process(step_seconds: float, shutdown_timeout: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving_process(
+    step_seconds: float, shutdown_timeout: float
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     script = Path(__file__).with_name("serve_fake.py")
     command = [sys.executable, str(script), str(step_seconds), str(shutdown_timeout)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -172,7 +172,9 @@ def test_j_05_a_long_prompt_is_refused_and_does_not_hold_up_the_event_loop(path:
     async def run() -> float:
         async with in_process(build_service()) as client:
             text = "x" * (num_chars - 50)
-            body = {"prompt": text} if "chat" not in path else {"messages": [{"role": "user", "content": text}]}
+            body = (
+                {"prompt": text} if "chat" not in path else {"messages": [{"role": "user", "content": text}]}
+            )
             sent = json_bytes(body)
             big = asyncio.create_task(client.post(path, content=sent))
             worst = 0.0

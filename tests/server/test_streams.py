@@ -66,7 +66,11 @@ def test_a_10_chunks_share_id_time_and_model_and_have_their_endpoints_name(path:
 @each_path
 def test_a_12_an_error_before_the_first_token_has_its_own_status(path: str) -> None:
     """A prompt that is too long, and a model that fails at the first token."""
-    long = {"prompt": "x" * 600} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "x" * 600}]}
+    long = (
+        {"prompt": "x" * 600}
+        if path == COMPLETIONS
+        else {"messages": [{"role": "user", "content": "x" * 600}]}
+    )
     answers = [ask(path, {**BODIES[path], **long, "stream": streamed}) for streamed in (True, False)]
     assert [answer.status_code for answer in answers] == [400, 400]
     assert answers[0].content == answers[1].content

@@ -310,7 +310,7 @@ def test_a_template_that_is_nowhere_is_refused(name: str, complaint: str) -> Non
 def test_a_gguf_file_may_have_a_template() -> None:
     assert template_from_gguf({"tokenizer.chat_template": "{{ x }}"}) == "{{ x }}"
     assert template_from_gguf({}) is None
-    with pytest.raises(ModelError, match=r"tokenizer\.chat_template is a list"):
+    with pytest.raises(ModelError, match=r"tokenizer\.chat_template is of type list"):
         template_from_gguf({"tokenizer.chat_template": ["x"]})
 
 
@@ -349,7 +349,7 @@ def test_a_model_folder_may_have_a_template(
 
 def test_a_damaged_template_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": 5}')
-    with pytest.raises(ModelError, match=r"tokenizer_config\.json: chat_template is a int"):
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json: chat_template is of type int"):
         template_from_folder(tmp_path)
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(ModelError, match=r"chat_template\.jinja cannot be read"):

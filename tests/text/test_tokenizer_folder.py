@@ -162,9 +162,12 @@ def test_metaspace_decoders_write_spaces(tmp_path: Path) -> None:
 def test_truncation_and_padding_of_the_file_are_not_heeded(tmp_path: Path) -> None:
     theirs = byte_level()
     theirs.enable_truncation(2)
-    theirs.enable_padding(length=50)
+    theirs.enable_padding(length=50, pad_id=5)
     tokenizer = write(tmp_path, theirs)
-    assert tokenizer.decode(tokenizer.encode("the lazy dog")) == "the lazy dog"
+    for parse_special in (False, True):
+        ids = tokenizer.encode("the lazy dog", parse_special=parse_special)
+        assert len(ids) < 12
+        assert tokenizer.decode(ids) == "the lazy dog"
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -178,7 +181,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         (b"", "cannot be read"),
         (b"\xff\xfe", "cannot be read"),
         (b"[" * 100_000, "cannot be read"),
-        (b"[]", "holds a list, not a JSON object"),
+        (b"[]", "holds a value of type list, not a JSON object"),
         (b"{}", "is damaged"),
         (b'{"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}', "is damaged"),
     ],

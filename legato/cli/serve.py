@@ -23,6 +23,7 @@ def serve_model(settings: Settings) -> None:
     logging.basicConfig(
         level=settings.server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    logging.getLogger("uvicorn.error").setLevel("WARNING")  # it tells of every start, under that name
     server = settings.server
     # Both before the model: what cannot be opened should not cost its loading time.
     listener = bind(server.host, server.port)

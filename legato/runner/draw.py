@@ -19,7 +19,7 @@ from legato.core.request import SamplingParams
 
 _ONE = 1 << 40
 _COLDEST = 1e-30  # Below it fp32 division gives 0 / 0; here already only the highest logits have weight.
-_FIRST_LOOK = 1024  # A nucleus is rarely wider, and sorting a whole vocabulary costs 30 times more.
+_FIRST_LOOK = 1024  # A nucleus is rarely wider, and sorting a whole vocabulary takes 30 times as long.
 
 
 def draw(logits: Tensor, params: SamplingParams, random: int) -> int:
@@ -62,13 +62,13 @@ def _kept(logits: Tensor, weights: Tensor, params: SamplingParams) -> Tensor | N
     top_k = params.top_k if params.top_k < logits.numel() else 0
     if top_k == 0 and params.top_p >= 1:
         return None
-    ids = best(logits, top_k or _FIRST_LOOK)
+    look = top_k or _FIRST_LOOK
+    ids = best(logits, look)
     if params.top_p >= 1:
         return ids
-    total = weights[ids].sum() if top_k else weights.sum()
-    needed = max(1, math.ceil(params.top_p * int(total)))
-    cumulative = weights[ids].cumsum(0)
-    if int(cumulative[-1]) < needed:
-        ids = best(logits, logits.numel())
-        cumulative = weights[ids].cumsum(0)
+    total = int(weights[ids].sum() if top_k else weights.sum())
+    needed = min(max(1, math.ceil(params.top_p * total)), total)  # a float's product may round past total
+    while int((cumulative := weights[ids].cumsum(0))[-1]) < needed:
+        look *= 16
+        ids = best(logits, look)
     return ids[: int(torch.searchsorted(cumulative, needed)) + 1]

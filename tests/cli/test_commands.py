@@ -126,8 +126,8 @@ def test_chat_answers_with_a_template_that_is_given(tmp_path: Path, gemma_path: 
     settings = ["--chat-template", "gemma", "--num-blocks", "64", "--max-tokens", "4", "--temperature", "0"]
     out = legato("chat", str(gemma_path), *settings, cwd=tmp_path, stdin="Hi\n/new\nHi\n")
     assert out.returncode == 0
-    answers = [line.removeprefix("> ") for line in out.stdout.splitlines() if line.startswith("> ")]
-    assert answers[0] == answers[1] != ""
+    answers = [line.lstrip("> ") for line in out.stdout.splitlines() if line.startswith("> ")]
+    assert answers[0] == answers[1] != "", out.stdout
 
 
 def cache(gemma_path: Path) -> dict[str, str]:

@@ -1,0 +1,93 @@
+"""Every damaged model ends the start with one line that says which file and what is wrong."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from test_commands import legato
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
+from tokenizers.models import BPE
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+}
+
+
+def folder_with(folder: Path, **config: object) -> None:
+    (folder / "config.json").write_text(json.dumps(LLAMA | config))
+    tokenizer = Tokenizer(BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    tokenizer.decoder = ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def truncated_gguf(folder: Path, gemma: Path) -> Path:
+    file = folder / "cut.gguf"
+    with gemma.open("rb") as whole:
+        file.write_bytes(whole.read(20_000_000))
+    return file
+
+
+def missing_shard(folder: Path, gemma: Path) -> Path:  # noqa: ARG001
+    folder_with(folder)
+    index = {"weight_map": {"model.embed_tokens.weight": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def wrong_shape(folder: Path, gemma: Path) -> Path:  # noqa: ARG001
+    folder_with(folder)
+    save_file({"model.embed_tokens.weight": torch.zeros(32, 15)}, folder / "model.safetensors")
+    return folder
+
+
+def unknown_architecture(folder: Path, gemma: Path) -> Path:  # noqa: ARG001
+    folder_with(folder, model_type="perceptron", architectures=["PerceptronForCausalLM"])
+    save_file({"model.embed_tokens.weight": torch.zeros(32, 16)}, folder / "model.safetensors")
+    return folder
+
+
+def nothing(folder: Path, gemma: Path) -> Path:  # noqa: ARG001
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (truncated_gguf, ["cut.gguf", "truncated"]),
+        (missing_shard, ["model-00002-of-00002.safetensors"]),
+        (wrong_shape, ["model.safetensors", "model.embed_tokens.weight", "15"]),
+        (unknown_architecture, ["config.json", "perceptron", "llama"]),
+        (nothing, ["config.json"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_damaged_model_ends_the_start_with_one_line(
+    tmp_path: Path, gemma_path: Path, make: Callable[[Path, Path], Path], words: list[str]
+) -> None:
+    model = make(tmp_path, gemma_path)
+    out = legato("serve", str(model), "--num-blocks", "4", cwd=tmp_path)
+    assert out.returncode == 1, out
+    assert out.stdout == ""
+    line = out.stderr.strip().splitlines()[-1]
+    assert line.startswith("legato: error: ")
+    assert str(tmp_path) in line
+    for word in words:
+        assert word in line
+    assert "Traceback" not in out.stderr

@@ -37,6 +37,16 @@ def folder_with(folder: Path, **config: object) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
+def llama_tensors() -> dict[str, torch.Tensor]:
+    """Every tensor that a model of the configuration above has."""
+    shapes = {"q_proj": (16, 16), "k_proj": (8, 16), "v_proj": (8, 16), "o_proj": (16, 16)}
+    tensors = {f"self_attn.{name}": torch.zeros(shape) for name, shape in shapes.items()}
+    tensors |= {f"mlp.{name}_proj": torch.zeros(16, 16) for name in ("gate", "up", "down")}
+    tensors |= {name: torch.zeros(16) for name in ("input_layernorm", "post_attention_layernorm")}
+    named = {f"model.layers.0.{name}.weight": tensor for name, tensor in tensors.items()}
+    return named | {"model.embed_tokens.weight": torch.zeros(32, 16), "model.norm.weight": torch.zeros(16)}
+
+
 def truncated_gguf(folder: Path, gemma: Path) -> Path:
     file = folder / "cut.gguf"
     with gemma.open("rb") as whole:
@@ -46,14 +56,18 @@ def truncated_gguf(folder: Path, gemma: Path) -> Path:
 
 def missing_shard(folder: Path, gemma: Path) -> Path:  # noqa: ARG001
     folder_with(folder)
-    index = {"weight_map": {"model.embed_tokens.weight": "model-00002-of-00002.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    shards = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    tensors = llama_tensors()
+    weight_map = {name: shards[i % 2] for i, name in enumerate(tensors)}
+    save_file({name: tensors[name] for name in tensors if weight_map[name] == shards[0]}, folder / shards[0])
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     return folder
 
 
 def wrong_shape(folder: Path, gemma: Path) -> Path:  # noqa: ARG001
     folder_with(folder)
-    save_file({"model.embed_tokens.weight": torch.zeros(32, 15)}, folder / "model.safetensors")
+    wrong = {"model.layers.0.self_attn.q_proj.weight": torch.zeros(16, 15)}
+    save_file(llama_tensors() | wrong, folder / "model.safetensors")
     return folder
 
 
@@ -72,7 +86,7 @@ def nothing(folder: Path, gemma: Path) -> Path:  # noqa: ARG001
     [
         (truncated_gguf, ["cut.gguf", "truncated"]),
         (missing_shard, ["model-00002-of-00002.safetensors"]),
-        (wrong_shape, ["model.safetensors", "model.embed_tokens.weight", "15"]),
+        (wrong_shape, ["model.safetensors", "model.layers.0.self_attn.q_proj.weight", "15"]),
         (unknown_architecture, ["config.json", "perceptron", "llama"]),
         (nothing, ["config.json"]),
     ],

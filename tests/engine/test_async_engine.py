@@ -81,7 +81,7 @@ def test_leaving_a_stream_aborts_it_and_the_others_go_on() -> None:
 
     async def scenario() -> None:
         watcher = Watcher()
-        engine = make_engine(observers=(watcher,))
+        engine = make_engine(before=lambda _: time.sleep(0.002), observers=(watcher,))
         async with running(engine) as served:
             other = served.submit([9], params(50))
             with served.submit([5, 7], params(200)) as stream:

@@ -84,6 +84,70 @@ MUTANTS = (
         "tokens, 0, tuple",
         CONTRACT + "plan_samples_only_sequence_ends",
     ),
+    Mutant(
+        "positions that begin at 0 in every chunk, in the runner",
+        "legato/runner/inputs.py",
+        "+ (starts - query_start[:-1])[owner]",
+        "- query_start[:-1][owner]",
+        INVARIANCE + "chunked_prefill_matches_whole_within_tolerance",
+    ),
+    Mutant(
+        "a query offset of 0 in the mask",
+        "legato/attention/reference.py",
+        "rows = torch.arange(start, end, device=device)",
+        "rows = torch.arange(end - start, device=device)",
+        INVARIANCE + "chunked_prefill_matches_whole_within_tolerance",
+    ),
+    # Others, of the scheduler and the pool.
+    Mutant(
+        "admission by the first chunk only",
+        "legato/core/draft.py",
+        "if self._scheduler.blocks_to_admit(sequence) > self._free:",
+        "if self._free < 1:",
+        SCHEDULER + "admission_needs_the_whole_prompt_and_a_block_more",
+    ),
+    Mutant(
+        "the oldest is preempted",
+        "legato/core/draft.py",
+        "self._preempt(self._running.pop())",
+        "self._preempt(self._running.pop(0))",
+        SCHEDULER + "the_youngest_is_preempted_and_goes_on_where_it_was",
+    ),
+    Mutant(
+        "a preempted sequence goes to the end of the queue",
+        "legato/core/scheduler.py",
+        "self.waiting.move_to_end(sequence.id, last=False)",
+        "self.waiting.move_to_end(sequence.id)",
+        SCHEDULER + "a_preempted_sequence_waits_at_the_head_of_the_queue",
+    ),
+    Mutant(
+        "a preempted sequence believes its blocks still hold something",
+        "legato/core/scheduler.py",
+        "sequence.num_computed = 0",
+        "sequence.num_computed = sequence.num_computed // 2",
+        SCHEDULER + "the_youngest_is_preempted_and_goes_on_where_it_was",
+    ),
+    Mutant(
+        "an abort during a step frees blocks that the step still writes",
+        "legato/core/scheduler.py",
+        "if in_step:",
+        "if not self:",
+        SCHEDULER + "blocks_of_an_aborted_sequence_stay_held_while_a_step_writes_them",
+    ),
+    Mutant(
+        "a stop token counts before min_tokens",
+        "legato/core/stopping.py",
+        "sequence.num_generated > params.min_tokens and",
+        "",
+        SCHEDULER + "no_stop_token_counts_before_min_tokens",
+    ),
+    Mutant(
+        "one token too few",
+        "legato/core/stopping.py",
+        "sequence.num_generated >= params.max_tokens",
+        "sequence.num_generated >= params.max_tokens - 1",
+        SCHEDULER + "exactly_max_tokens_are_made",
+    ),
 )
 
 

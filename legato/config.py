@@ -7,13 +7,25 @@ table. Precedence, lowest first: default, runtime.toml, environment, flag.
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from legato.errors import ConfigError
+
+SIZE = r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([kmgKMG]i?)?[bB]?\s*"
+"""What a size in bytes looks like as a text."""
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -22,13 +34,27 @@ def parse_bytes(value: object) -> object:
     """ "4GiB", "512 MB" or a number of bytes."""
     if not isinstance(value, str):
         return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", value.lower())
+    match = re.fullmatch(SIZE, value)
     if match is None:
-        raise ValueError(f"not a size such as 4GiB or 512MB: {value!r}")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
+        raise ValueError("not a size such as 4GiB or 512MB")
+    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
 
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+Bytes = Annotated[
+    int,
+    Field(ge=1),
+    BeforeValidator(parse_bytes),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": f"^{SIZE}$"}]}
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Alias:
+    """vLLM's name for the same setting, taken as a flag too."""
+
+    name: str
 
 
 class Section(BaseModel):
@@ -64,22 +90,18 @@ class ModelSettings(Section):
 class EngineSettings(Section):
     """The step, and the memory behind it."""
 
-    max_batch_tokens: int = Field(
+    max_batch_tokens: Annotated[int, Alias("max_num_batched_tokens")] = Field(
         default=256,
         ge=1,
         description="Token budget: the most tokens in one step, decodes and prompt chunks together.",
-        json_schema_extra={"alias": "max_num_batched_tokens"},
     )
     prefill_chunk: int | None = Field(
         default=None,
         ge=0,
         description="Most tokens of one prompt in one step. 0 turns chunking off. Default: fill the budget.",
     )
-    max_running: int = Field(
-        default=64,
-        ge=1,
-        description="Most requests that run at once. At most max_batch_tokens.",
-        json_schema_extra={"alias": "max_num_seqs"},
+    max_running: Annotated[int, Alias("max_num_seqs")] = Field(
+        default=64, ge=1, description="Most requests that run at once. At most max_batch_tokens."
     )
     block_size: int = Field(default=32, ge=1, le=1024, description="Tokens in a block of the KV cache.")
     num_blocks: int | None = Field(
@@ -87,10 +109,20 @@ class EngineSettings(Section):
     )
     kv_memory: Bytes | None = Field(
         default=None,
-        ge=1,
         description="Size of the KV cache, such as 4GiB. Default: 0.25 of free memory, 0.9 on a GPU.",
     )
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
+
+    @model_validator(mode="after")
+    def _go_together(self) -> "EngineSettings":
+        if self.max_running > self.max_batch_tokens:
+            raise ValueError(
+                f"max_running ({self.max_running}) is above max_batch_tokens ({self.max_batch_tokens}): "
+                "the decodes of all running requests must fit in one step"
+            )
+        if self.num_blocks is not None and self.kv_memory is not None:
+            raise ValueError("num_blocks and kv_memory both set the size of the KV cache; give one of them")
+        return self
 
 
 class ServerSettings(Section):
@@ -130,8 +162,7 @@ def fields() -> Iterator[tuple[str, str, FieldInfo]]:
 
 def alias_of(field: FieldInfo) -> str | None:
     """vLLM's name for the same setting."""
-    extra = field.json_schema_extra
-    return str(extra["alias"]) if isinstance(extra, Mapping) and "alias" in extra else None
+    return next((entry.name for entry in field.metadata if isinstance(entry, Alias)), None)
 
 
 def load_settings(file: Path | None, overrides: Mapping[str, object]) -> Settings:
@@ -140,23 +171,23 @@ def load_settings(file: Path | None, overrides: Mapping[str, object]) -> Setting
     Raises `ConfigError`, one line, naming the file or the setting, the value and what is allowed.
     """
     tables = {} if file is None else _read_toml(file)
-    where = "settings" if file is None else str(file)
-    _validate(tables, where)
-    sections = {name: section for section, name, _ in fields()}
-    merged: dict[str, dict[str, object]] = {key: dict(table) for key, table in tables.items()}
-    for name, value in overrides.items():
-        merged.setdefault(sections[name], {})[name] = value
-    settings = _validate(merged, "settings")
-    engine = settings.engine
-    if engine.max_running > engine.max_batch_tokens:
-        raise ConfigError(
-            f"max_running ({engine.max_running}) is above max_batch_tokens ({engine.max_batch_tokens}): "
-            "the decodes of all running requests must fit in one step",
-            param="max_running",
-        )
-    if engine.num_blocks is not None and engine.kv_memory is not None:
-        raise ConfigError("num_blocks and kv_memory both set the size of the KV cache; give one of them")
-    return settings
+    merged: dict[str, object] = dict(tables)
+    for section, name, _ in fields():
+        table = merged.get(section, {})
+        if name in overrides and isinstance(table, Mapping):
+            merged[section] = {**table, name: overrides[name]}
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        first = error.errors()[0]
+    place = [str(part) for part in first["loc"]]
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = "no such setting"
+    value = first["input"]
+    given = "" if isinstance(value, Mapping) else f" (not {value!r:.100})"
+    where = "settings" if file is None or place[-1] in overrides else str(file)
+    raise ConfigError(f"{where}: {'.'.join(place)}: {message}{given}", param=place[-1])
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -166,15 +197,3 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: cannot be read ({error.strerror})") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: not valid TOML ({error})") from error
-
-
-def _validate(tables: Mapping[str, Any], where: str) -> Settings:
-    try:
-        return Settings.model_validate(tables)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "extra_forbidden":
-            message = "no such setting"
-        raise ConfigError(f"{where}: {name}: {message} (not {first['input']!r})", param=name) from None

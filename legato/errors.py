@@ -6,7 +6,6 @@
     ├── RequestError           the client's request is wrong                          400
     │   ├── ContextLengthError     it can never fit, whatever the load                400
     │   └── NotFoundError          no such model or route                             404
-    ├── OverloadedError        too much work is waiting                               429
     ├── UnavailableError       loading, draining or shut down                         503
     └── StepError              a model step failed; the request in it is lost         500
 
@@ -56,13 +55,6 @@ class NotFoundError(RequestError):
     """No such model or route."""
 
     status = 404
-
-
-class OverloadedError(LegatoError):
-    """Too much work is waiting already; try again later."""
-
-    status = 429
-    type = "rate_limit_error"
 
 
 class UnavailableError(LegatoError):

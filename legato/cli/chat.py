@@ -1,11 +1,12 @@
 """`legato chat`: a conversation in the terminal, streamed."""
 
 from rich.console import Console
+from rich.markup import escape
 
 from legato.cli.load import load_llm
 from legato.config import Settings
 from legato.core.request import SamplingParams
-from legato.errors import ConfigError, RequestError
+from legato.errors import ConfigError, RequestError, StepError
 
 HELP = "An empty line or Ctrl-D ends the conversation, /new starts over."
 
@@ -20,7 +21,7 @@ def talk(settings: Settings, system: str | None, max_tokens: int, temperature: f
             "give one with --chat-template, or use `legato generate`"
         )
     console = Console()
-    console.print(f"[bold]{llm.built.name}[/bold]. {HELP}")
+    console.print(f"[bold]{escape(llm.built.name)}[/bold]. {HELP}")
     start: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
     messages: list[dict[str, object]] = list(start)
     while line := _read(console):
@@ -36,8 +37,8 @@ def talk(settings: Settings, system: str | None, max_tokens: int, temperature: f
             for delta in llm.stream(ids, params):
                 console.print(delta.text, end="", markup=False, highlight=False, soft_wrap=True)
                 answer += delta.text
-        except RequestError as error:
-            console.print(f"[red]{error.message}[/red] /new starts over.")
+        except (RequestError, StepError) as error:
+            console.print(f"[red]{escape(error.message)}[/red] /new starts over.")
             messages.pop()
             continue
         except KeyboardInterrupt:

@@ -1,6 +1,7 @@
 """Loading a model with its stages shown on standard error."""
 
 from rich.console import Console
+from rich.markup import escape
 
 from legato.cli.options import cache_dir
 from legato.config import Settings
@@ -15,5 +16,5 @@ def load_llm(settings: Settings) -> LLM:
             settings.model,
             settings.engine,
             cache_dir=cache_dir(),
-            progress=lambda stage: status.update(stage),
+            progress=lambda stage: status.update(escape(stage)),
         )

@@ -20,7 +20,7 @@ app = typer.Typer(
 
 
 @app.command()
-@takes_settings(model_argument=True)
+@takes_settings("model", "engine", "server", model_argument=True)
 def serve(settings: Settings) -> None:
     """Serve MODEL over the OpenAI HTTP API."""
     from legato.cli.serve import serve_model
@@ -29,7 +29,7 @@ def serve(settings: Settings) -> None:
 
 
 @app.command()
-@takes_settings(model_argument=False)
+@takes_settings("model", "engine", model_argument=False, without=("served_model_name", "chat_template"))
 def generate(
     settings: Settings,
     prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
@@ -47,7 +47,7 @@ def generate(
 
 
 @app.command()
-@takes_settings(model_argument=True)
+@takes_settings("model", "engine", model_argument=True, without=("served_model_name",))
 def chat(
     settings: Settings,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
@@ -61,7 +61,7 @@ def chat(
 
 
 @app.command()
-@takes_settings(model_argument=True)
+@takes_settings("model", "engine", model_argument=True, without=("served_model_name",))
 def doctor(
     settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -73,7 +73,7 @@ def doctor(
 
 
 @app.command()
-@takes_settings(model_argument=False)
+@takes_settings("model", "engine", "server", model_argument=False)
 def config(
     settings: Settings,
     show_schema: Annotated[

@@ -17,25 +17,28 @@ from legato.errors import ConfigError
 DEFAULT_FILE = Path("runtime.toml")
 
 
-def takes_settings(*, model_argument: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for every setting; it is called with `settings` first, then its own.
+def takes_settings(
+    *sections: str, model_argument: bool, without: tuple[str, ...] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each setting of some sections; it is called with `settings` first.
 
-    `model_argument` makes the model the command's argument: `legato serve MODEL`.
+    `without` are settings that the command has no use for. `model_argument` makes the model the command's
+    argument: `legato serve MODEL`.
     """
+    offered = {name for section, name, _ in fields() if section in sections and name not in without}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
-        names = [name for _, name, _ in fields()]
 
         def command(**values: Any) -> None:
             file = values.pop("config")
-            given = {name: values.pop(name) for name in names}
+            given = {name: values.pop(name) for name in offered}
             overrides = {name: value for name, value in given.items() if value is not None}
             if file is None and DEFAULT_FILE.is_file():
                 file = DEFAULT_FILE
             function(load_settings(file, overrides), **values)
 
-        parameters = [*own, *_parameters(model_argument)]
+        parameters = [*own, *_parameters(offered, model_argument)]
         command.__name__ = function.__name__
         command.__doc__ = function.__doc__
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -45,10 +48,12 @@ def takes_settings(*, model_argument: bool) -> Callable[[Callable[..., None]], C
     return decorate
 
 
-def _parameters(model_argument: bool) -> list[inspect.Parameter]:
+def _parameters(offered: set[str], model_argument: bool) -> list[inspect.Parameter]:
     config = typer.Option("--config", envvar="LEGATO_CONFIG", help="Settings file. Default: ./runtime.toml.")
     parameters = [_parameter("config", Annotated[Path | None, config])]
     for section, name, field in fields():
+        if name not in offered:
+            continue
         annotation = field.annotation
         kinds = set(get_args(annotation) or (annotation,)) - {type(None)}
         kind = next((k for k in (bool, int, float) if kinds == {k}), str)

@@ -3,9 +3,11 @@
 import asyncio
 import logging
 import platform
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from legato import __version__
 from legato.cli.options import cache_dir
@@ -34,22 +36,23 @@ def serve_model(settings: Settings) -> None:
             settings.model,
             settings.engine,
             cache_dir=cache_dir(),
-            progress=lambda stage: status.update(stage),
+            progress=lambda stage: status.update(escape(stage)),
         )
     for name, choice in built.choices.items():
         console.print(f"{name}: {choice}", highlight=False, markup=False)
     service = _service(built)
-    if journal is not None:
-        built.engine.observe(journal)
-    asyncio.run(
-        serve(
-            service,
-            listener,
-            on_ready=lambda line: print(line, flush=True),
-            access_log=server.access_log,
-            shutdown_timeout=server.shutdown_timeout,
+    with ExitStack() as stack:
+        if journal is not None:
+            built.engine.observe(stack.enter_context(closing(journal)))
+        asyncio.run(
+            serve(
+                service,
+                listener,
+                on_ready=lambda line: print(line, flush=True),
+                access_log=server.access_log,
+                shutdown_timeout=server.shutdown_timeout,
+            )
         )
-    )
 
 
 def _service(built: Built) -> Service:

@@ -4,15 +4,22 @@ Text never comes here: a prompt is token ids, and stop *strings* are matched by 
 text (see `legato.engine.output`).
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import NewType
+
+from legato.errors import RequestError
 
 RequestId = NewType("RequestId", str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the next token is chosen and when the reply ends. Ranges are checked where requests enter."""
+    """How the next token is chosen and when the reply ends.
+
+    A value out of range raises `RequestError` that names it; whether ids are in the vocabulary is checked
+    where requests enter (`Scheduler.validate`).
+    """
 
     max_tokens: int
     """At most this many generated tokens, >= 1."""
@@ -40,6 +47,22 @@ class SamplingParams:
     """None for none; k for the chosen token's log-probability and the k most likely ones."""
     stop_token_ids: frozenset[int] = frozenset()
     """Ids that end the reply: the model's end-of-sequence ids (unless ignored) and the client's own."""
+
+    def __post_init__(self) -> None:
+        least = {"max_tokens": 1, "min_tokens": 0, "top_k": 0, "logprobs": 0, "temperature": 0, "top_p": 0}
+        for name, bound in (least | {"min_p": 0}).items():
+            value = getattr(self, name)
+            if value is not None and not bound <= value < math.inf:
+                raise RequestError(f"{name} must be at least {bound}, not {value}", param=name)
+        for name in ("top_p", "min_p"):
+            if getattr(self, name) > 1:
+                raise RequestError(f"{name} must be at most 1, not {getattr(self, name)}", param=name)
+        if not 0 < self.repetition_penalty < math.inf:
+            message = f"repetition_penalty must be above 0, not {self.repetition_penalty}"
+            raise RequestError(message, param="repetition_penalty")
+        amounts = [amount for _, amount in self.logit_bias]
+        if not all(map(math.isfinite, (self.presence_penalty, self.frequency_penalty, *amounts))):
+            raise RequestError("penalties and logit_bias must be finite numbers", param="logit_bias")
 
     @property
     def greedy(self) -> bool:

@@ -14,6 +14,7 @@ prefill policy, when a reply ends to `stopping`, tensors and text to other rooms
 """
 
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from legato.core import law
@@ -40,9 +41,11 @@ class SchedulerConfig:
     """The most sequences that hold blocks. At most the budget, so that every decode fits in every step."""
     max_model_len: int
     """The most tokens of a prompt and its reply together."""
+    vocab_size: int
+    """Token ids run from 0 to vocab_size - 1."""
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_tokens", "max_running", "max_model_len"):
+        for name in ("max_batch_tokens", "max_running", "max_model_len", "vocab_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}", param=name)
         if self.max_running > self.max_batch_tokens:
@@ -105,14 +108,16 @@ class Scheduler:
     def validate(self, request: Request) -> None:
         """Refuse what can never be served, with the numbers.
 
-        Raises `ContextLengthError` if it can never fit, `RequestError` for an empty prompt or a reply of no
-        token. It reads only what never changes, so any thread may call it.
+        Raises `ContextLengthError` if it can never fit, `RequestError` for an empty prompt or an id that is
+        no token. It reads only what never changes, so any thread may call it.
         """
         if not request.prompt:
             raise RequestError("the prompt holds no token", param="prompt")
-        num_prompt, max_tokens = len(request.prompt), request.params.max_tokens
-        if max_tokens < 1:
-            raise RequestError(f"max_tokens must be at least 1, not {max_tokens}", param="max_tokens")
+        params = request.params
+        self._check_ids("prompt", request.prompt)
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        self._check_ids("logit_bias", [token for token, _ in params.logit_bias])
+        num_prompt, max_tokens = len(request.prompt), params.max_tokens
         if num_prompt + max_tokens > self.config.max_model_len:
             raise ContextLengthError(
                 f"the prompt has {num_prompt} tokens and asks for {max_tokens} more; "
@@ -126,6 +131,10 @@ class Scheduler:
                 f"{self.blocks.block_size} tokens; the KV cache has {self.blocks.num_blocks}",
                 param="prompt",
             )
+
+    def _check_ids(self, name: str, ids: Collection[int]) -> None:
+        if ids and not 0 <= min(ids) <= max(ids) < self.config.vocab_size:
+            raise RequestError(f"{name}: token ids run from 0 to {self.config.vocab_size - 1}", param=name)
 
     def add(self, request: Request) -> None:
         """Put a request at the end of the queue. Raises as `validate` does, and for an id in use."""

@@ -6,19 +6,24 @@ own reply.
 """
 
 import asyncio
-import secrets
+import logging
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from types import TracebackType
 
-from legato.core.events import Event, TokenEvent
-from legato.core.request import Request, RequestId, SamplingParams
+from legato.core.events import Event, FinishEvent
+from legato.core.request import RequestId, SamplingParams
 from legato.core.stopping import FinishReason
 from legato.engine.engine import Engine
 from legato.engine.loop import EngineLoop
-from legato.engine.output import Delta, Reply
+from legato.engine.output import Delta, Reply, new_request
+from legato.errors import RequestError
 from legato.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.01
 
 
 class Stream:
@@ -27,21 +32,16 @@ class Stream:
     Use it in a `with` block: leaving the block, however that happens, aborts what is still running.
     """
 
-    def __init__(self, reply: Reply, cancel: Callable[[RequestId], None]) -> None:
+    def __init__(self, reply: Reply, abort: Callable[[RequestId], None]) -> None:
         self.request = reply.request
-        self._reply = reply
-        self._cancel = cancel
+        self.reply = reply
+        self._abort = abort
         self._deltas: asyncio.Queue[Delta] = asyncio.Queue()
         self._done = False
 
-    @property
-    def finished(self) -> bool:
-        """Whether its last delta is made, read or not."""
-        return self._reply.finished
-
     def feed(self, event: Event) -> None:
         """Take an event from the engine."""
-        self._deltas.put_nowait(self._reply.push(event))
+        self._deltas.put_nowait(self.reply.push(event))
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
@@ -59,7 +59,7 @@ class Stream:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._cancel(self.request.id)
+        self._abort(self.request.id)
 
 
 class AsyncEngine:
@@ -78,9 +78,18 @@ class AsyncEngine:
         self._home = asyncio.get_running_loop()
         self._loop.start()
 
-    async def stop(self) -> None:
-        """Abort every reply and end the engine's thread."""
-        await asyncio.to_thread(self._loop.stop)
+    async def stop(self, patience_s: float = 60.0) -> None:
+        """Abort every reply and end the engine's thread.
+
+        A step that does not return within `patience_s` is left alone: its thread ends with the process.
+        Safe to call again.
+        """
+        self._loop.close()
+        deadline = time.monotonic() + patience_s
+        while self._loop.alive and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_S)
+        if self._loop.alive:
+            logger.warning("a model step is still running after %g s; leaving it", patience_s)
 
     async def drain(self) -> None:
         """Wait until no request is left."""
@@ -113,30 +122,26 @@ class AsyncEngine:
         in seconds on the engine's clock (now, if not given). Raises `RequestError` at once for what can
         never be served, `UnavailableError` after `stop`.
         """
-        if params.seed is None:
-            params = replace(params, seed=secrets.randbits(63))
-        request = Request(
-            id=RequestId(request_id or f"req-{secrets.token_hex(12)}"),
-            prompt=tuple(prompt),
-            params=params,
-            arrival=self.engine.clock() if arrival is None else arrival,
-        )
+        arrival = self.engine.clock() if arrival is None else arrival
+        request = new_request(prompt, params, arrival=arrival, request_id=request_id)
+        if request.id in self._streams:
+            raise RequestError(f"request id {request.id!r} is in use", param="request_id")
         self.engine.scheduler.validate(request)
-        stream = Stream(Reply(request, self.tokenizer, stop), self._cancel)
+        stream = Stream(Reply(request, self.tokenizer, stop), self._abort)
         self._loop.submit(request)
         self._streams[request.id] = stream
         self._idle.clear()
         return stream
 
-    def _cancel(self, request_id: RequestId) -> None:
-        if self._forget(request_id):
+    def _abort(self, request_id: RequestId) -> None:
+        if request_id in self._streams:
+            self._forget(request_id)
             self._loop.abort(request_id)
 
-    def _forget(self, request_id: RequestId) -> bool:
-        known = self._streams.pop(request_id, None) is not None
+    def _forget(self, request_id: RequestId) -> None:
+        del self._streams[request_id]
         if not self._streams:
             self._idle.set()
-        return known
 
     def _deliver(self, events: tuple[Event, ...]) -> None:
         """In the engine's thread."""
@@ -145,13 +150,22 @@ class AsyncEngine:
             self._home.call_soon_threadsafe(self._dispatch, events)
 
     def _dispatch(self, events: tuple[Event, ...]) -> None:
-        """In the event loop's thread. Events of requests that were cancelled meanwhile have no stream."""
+        """In the event loop's thread. Events of requests that were aborted meanwhile have no stream."""
         for event in events:
             stream = self._streams.get(event.request_id)
-            if stream is None:
-                continue
+            if stream is not None:
+                self._feed(stream, event)
+
+    def _feed(self, stream: Stream, event: Event) -> None:
+        """Give a stream its event; one that cannot take it ends, and no other does."""
+        request_id = stream.request.id
+        try:
             stream.feed(event)
-            if stream.finished:
-                self._forget(event.request_id)
-                if isinstance(event, TokenEvent) and event.finish is None:  # a stop string
-                    self._loop.abort(event.request_id, FinishReason.STOP)
+        except Exception:
+            logger.exception("request %s: its text cannot be made", request_id)
+            stream.feed(FinishEvent(request_id, FinishReason.ERROR, "the reply's text cannot be made"))
+            self._loop.abort(request_id, FinishReason.ERROR)
+        if stream.reply.must_abort:
+            self._loop.abort(request_id, FinishReason.STOP)
+        if stream.reply.finished:
+            self._forget(request_id)

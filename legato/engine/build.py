@@ -47,7 +47,6 @@ def build(
     *,
     cache_dir: Path,
     progress: Callable[[str], None] = lambda _: None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> Built:
     """Load a model and build its engine. `progress` is told each stage in words.
 
@@ -70,20 +69,31 @@ def build(
     )
     loaded = load_runner(opened, options, progress=progress)
     pool = BlockPool(loaded.runner.num_blocks, loaded.runner.block_size)
+    capacity = pool.num_blocks * pool.block_size
+    if model.max_model_len is not None and model.max_model_len > capacity:
+        raise ConfigError(
+            f"max_model_len is {model.max_model_len}; the KV cache holds {capacity} tokens",
+            param="max_model_len",
+        )
     config = SchedulerConfig(
         max_batch_tokens=engine.max_batch_tokens,
         max_running=engine.max_running,
-        max_model_len=min(max_model_len, pool.num_blocks * pool.block_size),
+        max_model_len=min(max_model_len, capacity),
+        vocab_size=opened.spec.vocab_size,
     )
     scheduler = Scheduler(config, pool, prefill_policy=prefill_policy(engine.prefill_chunk))
     return Built(
-        engine=Engine(scheduler, loaded.runner, clock=clock),
+        engine=Engine(scheduler, loaded.runner, clock=time.monotonic),
         tokenizer=tokenizer,
         chat_template=chat_template,
         name=model.served_model_name or opened.name,
         source=files.path,
         spec=opened.spec,
-        choices=loaded.choices | {"prefill": str(scheduler.prefill_policy)},
+        choices=loaded.choices
+        | {
+            "prefill": f"{scheduler.prefill_policy}, at most {config.max_batch_tokens} tokens a step",
+            "context": f"at most {config.max_model_len} tokens of prompt and reply",
+        },
     )
 
 
@@ -107,7 +117,7 @@ def _tokenizer(opened: OpenedModel, path: Path) -> Tokenizer:
     if opened.gguf is None:
         return tokenizer_from_folder(path)
     with _in_file(path):
-        return tokenizer_from_gguf(opened.gguf.metadata)
+        return tokenizer_from_gguf(opened.gguf.metadata, opened.spec.vocab_size)
 
 
 def _chat_template(

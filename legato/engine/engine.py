@@ -61,25 +61,29 @@ class Engine:
     def step(self) -> tuple[Event, ...]:
         """Run one step. Call it while `has_work`.
 
-        If the runner raises, the requests of that step end with an error and the engine goes on.
+        If the runner raises, the requests of that step end with an error and the engine goes on; it goes on
+        as well after a KeyboardInterrupt, which is raised.
         """
         scheduler = self.scheduler
         schedule = scheduler.schedule(self.clock())
         scheduler.commit(schedule)
-        error = None
+        error, model_time = None, 0.0
         try:
             result = self._runner.run(plan(scheduler, schedule))
-            events = scheduler.complete(result)
-        except Exception as caught:  # whatever the model does, the loop and the other requests live on
+            events, model_time = scheduler.complete(result), result.elapsed
+        except BaseException as caught:  # whatever the model does, the loop and the other requests live on
             if scheduler.in_flight is None:
                 raise
-            logger.exception("step %d of %d tokens failed", schedule.step, schedule.num_tokens)
             error = caught.message if isinstance(caught, LegatoError) else type(caught).__name__
             events = scheduler.fail(f"the model step that this request was in failed ({error})")
+            if not isinstance(caught, Exception):  # Ctrl-C, an exit: the caller's business
+                raise
+            logger.exception("step %d of %d tokens failed", schedule.step, schedule.num_tokens)
         record = StepRecord(
             schedule=schedule,
             events=events,
             ended=self.clock(),
+            model_time=model_time,
             budget=scheduler.config.max_batch_tokens,
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),

@@ -1,26 +1,25 @@
 """Offline use: a model in this process, driven by the caller. No thread, no server.
 
-llm = LLM("gemma3-270m")
+llm = LLM.load("gemma3-270m")
 for completion in llm.generate(["The capital of France is"], SamplingParams(max_tokens=8)):
     print(completion.text)
 """
 
-import itertools
-import secrets
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from legato.config import EngineSettings, ModelSettings
-from legato.core.events import Event, TokenEvent
 from legato.core.plan import Sampled
 from legato.core.request import Request, RequestId, SamplingParams
 from legato.core.stopping import FinishReason
 from legato.engine.build import Built, build
-from legato.engine.output import Delta, Reply
-from legato.errors import RequestError
+from legato.engine.output import Delta, Reply, new_request
+from legato.errors import RequestError, StepError
 
 Prompt = str | Sequence[int]
 
@@ -37,14 +36,21 @@ class Completion:
     """stop, length or error."""
     logprobs: tuple[Sampled, ...] | None
     """One entry a token, if `SamplingParams.logprobs` asked for them."""
+    message: str = ""
+    """What failed, if `finish_reason` is error."""
 
 
 class LLM:
-    """A loaded model. Requests of one call run together, in mixed batches, as a server would run them."""
+    """A loaded model. All that is asked for at a time runs together, in mixed batches, as in a server.
+
+    Whoever reads drives the engine: a step is run when somebody wants a token that is not there yet, and
+    what it gives to others waits for them.
+    """
 
     def __init__(self, built: Built) -> None:
         self.built = built
-        self._numbers = itertools.count()
+        self._open: dict[RequestId, tuple[Reply, deque[Delta]]] = {}
+        """The replies in the making, and of each the deltas that nobody read yet."""
 
     @classmethod
     def load(
@@ -71,17 +77,15 @@ class LLM:
     ) -> list[Completion]:
         """Complete prompts (texts or lists of token ids), in order.
 
-        `stop` are strings that end a reply. Raises `RequestError` before any work if a prompt can never fit.
+        `stop` are strings that end a reply. Raises `RequestError` before any work if a prompt can never be
+        served. A reply whose model step fails has `finish_reason` error; the others go on.
         """
-        params = self._complete(params or SamplingParams(max_tokens=16), ignore_eos)
+        params = self._params(params, ignore_eos)
         requests = [self._request(prompt, params) for prompt in _as_list(prompts)]
-        for request in requests:
-            self.built.engine.scheduler.validate(request)
-        replies = {request.id: Reply(request, self.built.tokenizer, stop) for request in requests}
         deltas: dict[RequestId, list[Delta]] = {request.id: [] for request in requests}
         with _progress(show_progress) as bar:
-            task = bar.add_task("Prompts", total=len(requests), tokens=0)
-            for request_id, delta in self._run(requests, replies):
+            task = bar.add_task("Prompts", total=len(requests))
+            for request_id, delta in self._run(requests, stop):
                 deltas[request_id].append(delta)
                 bar.update(task, advance=int(delta.finish is not None))
         return [_completion(request, deltas[request.id]) for request in requests]
@@ -94,47 +98,60 @@ class LLM:
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
     ) -> Iterator[Delta]:
-        """Complete one prompt, delta by delta. Closing the iterator aborts the request."""
-        request = self._request(prompt, self._complete(params or SamplingParams(max_tokens=16), ignore_eos))
-        reply = Reply(request, self.built.tokenizer, stop)
-        for _, delta in self._run([request], {request.id: reply}):
+        """Complete one prompt, delta by delta. Closing the iterator aborts the request.
+
+        Raises `RequestError` if it cannot be served and `StepError` if a model step fails.
+        """
+        request = self._request(prompt, self._params(params, ignore_eos))
+        for _, delta in self._run([request], stop):
+            if delta.finish is not None and delta.finish.reason is FinishReason.ERROR:
+                raise StepError(delta.finish.message)
             yield delta
 
-    def _run(
-        self, requests: Sequence[Request], replies: dict[RequestId, Reply]
-    ) -> Iterator[tuple[RequestId, Delta]]:
+    def _run(self, requests: Sequence[Request], stop: Sequence[str]) -> Iterator[tuple[RequestId, Delta]]:
+        """The deltas of some requests as they come; leaving aborts what is left of them."""
         engine = self.built.engine
+        for request in requests:
+            engine.scheduler.validate(request)
+        mine = {request.id: Reply(request, self.built.tokenizer, stop) for request in requests}
         try:
             for request in requests:
+                self._open[request.id] = mine[request.id], deque()
                 engine.submit(request)
-            while engine.has_work:
-                for event in engine.step():
-                    yield event.request_id, self._push(replies[event.request_id], event)
+            while mine:
+                for request_id in tuple(mine):
+                    reply, unread = self._open[request_id]
+                    while unread:
+                        yield request_id, unread.popleft()
+                    if reply.finished:
+                        del mine[request_id], self._open[request_id]
+                if mine and not engine.has_work:
+                    raise StepError("the step was interrupted from outside")
+                if mine:
+                    self._step()
         finally:
-            for request in requests:
-                engine.abort(request.id)
+            for request_id in mine:
+                self._open.pop(request_id, None)
+                engine.abort(request_id)
 
-    def _push(self, reply: Reply, event: Event) -> Delta:
-        delta = reply.push(event)
-        if delta.finish is not None and isinstance(event, TokenEvent) and event.finish is None:
-            self.built.engine.abort(event.request_id, FinishReason.STOP)  # a stop string
-        return delta
+    def _step(self) -> None:
+        """Run a step, and give each reply its part."""
+        engine = self.built.engine
+        for event in engine.step():
+            reply, unread = self._open[event.request_id]
+            unread.append(reply.push(event))
+            if reply.must_abort:
+                engine.abort(event.request_id, FinishReason.STOP)
 
-    def _complete(self, params: SamplingParams, ignore_eos: bool) -> SamplingParams:
+    def _params(self, params: SamplingParams | None, ignore_eos: bool) -> SamplingParams:
+        params = params or SamplingParams(max_tokens=16)
         if ignore_eos:
             return params
         return replace(params, stop_token_ids=params.stop_token_ids | self.built.tokenizer.eos_ids)
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
         ids = self.built.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        if params.seed is None:
-            params = replace(params, seed=secrets.randbits(63))
-        return Request(
-            id=RequestId(f"llm-{next(self._numbers)}"),
-            prompt=tuple(ids),
-            params=params,
-            arrival=self.built.engine.clock(),
-        )
+        return new_request(ids, params, arrival=self.built.engine.clock())
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -158,9 +175,10 @@ def _completion(request: Request, deltas: Sequence[Delta]) -> Completion:
         text="".join(delta.text for delta in deltas),
         finish_reason=finish.reason.value,
         logprobs=None if request.params.logprobs is None else sampled,
+        message=finish.message,
     )
 
 
 def _progress(show: bool) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, disable=not show)
+    return Progress(*columns, console=Console(stderr=True), disable=not show)

@@ -95,21 +95,14 @@ class EngineLoop:
         with suppress(UnavailableError):
             self._inbox.put(Abort(request_id, reason))
 
-    def stop(self, patience_s: float = 60.0) -> None:
-        """Abort what is left and end the thread. Submitting raises from now on.
-
-        Returns when the thread ended, or after `patience_s` if a step does not return: the thread dies with
-        the process.
-        """
+    def close(self) -> None:
+        """Abort what is left and end the thread after the step in flight. Submitting raises from now on."""
         self._inbox.close()
-        if self.alive:
-            self._thread.join(patience_s)
-        if self.alive:
-            logger.error("a model step did not return in %g s; leaving it", patience_s)
 
     def _run(self) -> None:
         try:
             while (commands := self._inbox.take(wait=not self._engine.has_work)) is not None:
+                self._living |= {command.request.id for command in commands if isinstance(command, Submit)}
                 events = [event for command in commands for event in self._obey(command)]
                 if self._engine.has_work:
                     events += self._engine.step()
@@ -127,12 +120,10 @@ class EngineLoop:
     def _obey(self, command: Command) -> tuple[Event, ...]:
         if isinstance(command, Abort):
             return self._engine.abort(command.request_id, command.reason)
-        request_id = command.request.id
         try:
             self._engine.submit(command.request)
         except RequestError as error:
-            return (FinishEvent(request_id, FinishReason.ERROR, error.message),)
-        self._living.add(request_id)
+            return (FinishEvent(command.request.id, FinishReason.ERROR, error.message),)
         return ()
 
     def _publish(self, events: tuple[Event, ...]) -> None:

@@ -1,16 +1,17 @@
-"""From token events to what a client reads: text, token by token, cut at stop strings.
+"""From what a client sends to a request, and from token events to what it reads: text, cut at stop strings.
 
 A `Reply` belongs to one request and knows nothing of threads, queues or HTTP. Tokens are reported as soon
 as they are sampled; text follows once it is certain, which may be later: half a character and anything
 that may still become a stop string is held back.
 """
 
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from legato.core.events import Event, FinishEvent, TokenEvent
 from legato.core.plan import Sampled
-from legato.core.request import Request
+from legato.core.request import Request, RequestId, SamplingParams
 from legato.core.stopping import FinishReason
 from legato.text.detokenizer import Detokenizer
 from legato.text.stop import StopStrings
@@ -23,7 +24,7 @@ class Finish:
 
     reason: FinishReason
     stop: str | int | None = None
-    """The stop string or the stop token's id that ended it; None for every other end."""
+    """The stop string, or the id of the client's own stop token, that ended it; None for every other end."""
     message: str = ""
     """What failed, for `FinishReason.ERROR`."""
 
@@ -40,6 +41,20 @@ class Delta:
     """Set on the last delta, and only there."""
 
 
+def new_request(
+    prompt: Sequence[int], params: SamplingParams, *, arrival: float, request_id: str | None = None
+) -> Request:
+    """A request that lacks nothing: with an id of its own and a seed, if it was given none."""
+    if params.seed is None:
+        params = replace(params, seed=secrets.randbits(63))
+    return Request(
+        id=RequestId(request_id or f"req-{secrets.token_hex(12)}"),
+        prompt=tuple(prompt),
+        params=params,
+        arrival=arrival,
+    )
+
+
 class Reply:
     """Builds the text of one request from its events."""
 
@@ -47,12 +62,19 @@ class Reply:
         self.request = request
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopStrings(stops)
+        self._eos_ids = tokenizer.eos_ids
         self.finished = False
+        """Whether the last delta was made."""
+        self.must_abort = False
+        """Whether a stop string ended the text while the engine goes on: tell it, with FinishReason.STOP."""
 
     def push(self, event: Event) -> Delta:
-        """Take the next event. If the delta's finish is set but the event's is not, a stop string was found
-        and the request has to be aborted with `FinishReason.STOP`."""
-        delta = self._token(event) if isinstance(event, TokenEvent) else self._end(event)
+        """Take the next event. Not after the reply is finished."""
+        if isinstance(event, FinishEvent):
+            delta = Delta(self._flush(), None, Finish(event.reason, message=event.message))
+        else:
+            delta = self._token(event)
+            self.must_abort = delta.finish is not None and event.finish is None
         self.finished = delta.finish is not None
         return delta
 
@@ -65,11 +87,9 @@ class Reply:
         if self._stops.matched is not None:
             return Delta(text, event.sampled, Finish(FinishReason.STOP, self._stops.matched))
         if event.finish is not None:
-            return Delta(text, event.sampled, Finish(event.finish, token if stopped else None))
+            own = stopped and token not in self._eos_ids
+            return Delta(text, event.sampled, Finish(event.finish, token if own else None))
         return Delta(text, event.sampled, None)
-
-    def _end(self, event: FinishEvent) -> Delta:
-        return Delta(self._flush(), None, Finish(event.reason, message=event.message))
 
     def _flush(self) -> str:
         """The text still held back: it became no stop string, unless its very end does."""

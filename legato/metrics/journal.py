@@ -1,6 +1,8 @@
 """The journal: one record for each step, made once; metrics, files and explanations all read it."""
 
 import json
+import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +11,8 @@ from legato.core.request import Request, RequestId
 from legato.core.schedule import Schedule
 from legato.core.stopping import FinishReason
 from legato.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +24,8 @@ class StepRecord:
     """What clients saw of it."""
     ended: float
     """When its events existed; `schedule.now` is when it began."""
+    model_time: float
+    """Seconds that the runner measured; the rest of the step is ours. 0 if it failed."""
     budget: int
     """The most tokens it could have held."""
     num_running: int
@@ -41,6 +47,7 @@ class StepRecord:
             "step": schedule.step,
             "start": schedule.now,
             "elapsed": self.elapsed,
+            "model": self.model_time,
             "tokens": schedule.num_tokens,
             "budget": self.budget,
             "decodes": [run.request_id for run in schedule.decodes],
@@ -61,7 +68,11 @@ class JournalFile:
     """Writes each step's record as a line of JSON. An observer of an engine."""
 
     def __init__(self, path: Path) -> None:
-        """Starts the file anew. Raises `ConfigError` if it cannot be written."""
+        """Starts the file anew. Raises `ConfigError` if it cannot be written.
+
+        A disk that fills up later ends the journal and nothing else.
+        """
+        self._full = False
         try:
             self._file = path.open("w", encoding="utf-8", buffering=1)
         except OSError as error:
@@ -74,7 +85,14 @@ class JournalFile:
         """An abort shows as the request's absence from later steps."""
 
     def stepped(self, record: StepRecord) -> None:
-        self._file.write(json.dumps(record.to_json(), separators=(",", ":")) + "\n")
+        if self._full:
+            return
+        try:
+            self._file.write(json.dumps(record.to_json(), separators=(",", ":")) + "\n")
+        except OSError as error:
+            self._full = True
+            logger.error("journal %s ends at step %d: %s", self._file.name, record.schedule.step, error)
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # a full disk, of which `stepped` has told
+            self._file.close()

@@ -6,7 +6,6 @@ stamps are those of the step records, seconds on the engine's clock.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from legato.core.events import TokenEvent
 from legato.core.request import Request, RequestId
@@ -59,7 +58,11 @@ class RequestTimeline:
     @property
     def itl(self) -> tuple[float, ...]:
         """Inter-token latencies: every gap between two tokens, `num_generated - 1` of them."""
-        return tuple(after - before for before, after in pairwise(self.token_times))
+        return tuple(self.gap_before(i) for i in range(1, len(self.token_times)))
+
+    def gap_before(self, index: int) -> float:
+        """The seconds between token `index` and the one before it; negative indices count from the end."""
+        return self.token_times[index] - self.token_times[index - 1]
 
     @property
     def tpot(self) -> float | None:
@@ -150,12 +153,11 @@ class Timelines:
                 continue
             if isinstance(event, TokenEvent):
                 reason = event.finish
-                times = timeline.token_times
-                if times:
-                    gaps.append(now - times[-1])
+                timeline.token_times.append(now)
+                if len(timeline.token_times) > 1:
+                    gaps.append(timeline.gap_before(-1))
                 else:
                     started.append(timeline)
-                times.append(now)
             else:
                 reason = event.reason
             if reason is not None:

@@ -30,10 +30,6 @@ class OpenedModel:
     def gguf(self) -> GgufFile | None:
         return self.source if isinstance(self.source, GgufFile) else None
 
-    @property
-    def folder(self) -> Path | None:
-        return self.source if isinstance(self.source, Path) else None
-
     def weights(self, *, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
         """Every tensor of the spec under Legato's name (`ModelSpec.tensor_shapes`). Raises ModelError."""
         if isinstance(self.source, GgufFile):

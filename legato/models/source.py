@@ -13,8 +13,6 @@ from typing import Literal
 from legato.errors import ModelError
 from legato.models.packaged import PACKAGED_MODELS, assemble, find_packaged
 
-DEFAULT_MODEL = "gemma3-270m"
-
 HUB_FILES = (
     "*.safetensors",
     "*.safetensors.index.json",

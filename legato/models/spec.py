@@ -103,11 +103,6 @@ class ModelSpec:
     def num_layers(self) -> int:
         return len(self.layers)
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of K and V of one position over all layers, at 4 bytes an element."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * 4
-
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Every tensor of the model by Legato's name, with its shape ([out, in] for matrices).
 

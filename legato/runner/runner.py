@@ -32,14 +32,6 @@ class TorchRunner:
     def block_size(self) -> int:
         return self._cache.block_size
 
-    @property
-    def vocab_size(self) -> int:
-        return self._decoder.spec.vocab_size
-
-    @property
-    def max_position(self) -> int:
-        return self._decoder.spec.max_position
-
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Store K and V of every token of the batch, and sample the rows of `plan.sample`.

@@ -89,7 +89,7 @@ class ChatWording:
         client looks at tokens."""
         chunks: list[Json] = []
         if first:
-            nothing = Part("", (), None)
+            nothing = Part("", (), None, None)
             opening = self._choice(index, nothing, {"delta": {"role": "assistant", "content": ""}})
             chunks.append({"choices": [opening], **self._beside})
         wanted = self._body.logprobs or self._body.return_token_ids
@@ -112,6 +112,8 @@ class ChatWording:
             "logprobs": chat_logprobs(self._tokenizer, part.sampled) if body.logprobs else None,
             "finish_reason": part.finish_reason,
         }
+        if part.stop_reason is not None:
+            choice["stop_reason"] = part.stop_reason
         if body.return_token_ids:
             choice["token_ids"] = [sampled.token for sampled in part.sampled]
         return choice

@@ -104,6 +104,8 @@ class CompletionWording:
             "logprobs": self._logprobs[index].of(part.sampled) if with_logprobs else None,
             "finish_reason": part.finish_reason,
         }
+        if part.stop_reason is not None:
+            choice["stop_reason"] = part.stop_reason
         if self._body.return_token_ids:
             choice["token_ids"] = [sampled.token for sampled in part.sampled]
             if first:

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from legato.errors import LegatoError, NotFoundError, OverloadedError, RequestError, UnavailableError
+from legato.errors import LegatoError, NotFoundError, RequestError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,9 @@ CLIENT_GONE = 499
 def error_body(error: LegatoError) -> dict[str, object]:
     return {
         "error": {
-            "message": error.message,
+            "message": error.message.encode(
+                errors="replace"
+            ).decode(),  # it may quote a client's lone surrogate
             "type": error.type,
             "param": error.param,
             "code": error.code,
@@ -32,7 +34,7 @@ def error_body(error: LegatoError) -> dict[str, object]:
 
 
 def error_response(error: LegatoError, *, headers: dict[str, str] | None = None) -> Response:
-    if isinstance(error, OverloadedError | UnavailableError):
+    if isinstance(error, UnavailableError):
         headers = {"Retry-After": str(RETRY_AFTER_S)}
     return JSONResponse(error_body(error), status_code=error.status, headers=headers)
 

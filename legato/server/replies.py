@@ -43,6 +43,8 @@ class Part:
     sampled: tuple[Sampled, ...]
     finish_reason: str | None
     """`stop` or `length` if the reply ends with it."""
+    stop_reason: str | int | None
+    """The stop string or the stop token's id that ended it (as vLLM)."""
 
     @classmethod
     def of(cls, deltas: Sequence[Delta]) -> "Part":
@@ -52,6 +54,7 @@ class Part:
             "".join(delta.text for delta in deltas),
             tuple(delta.sampled for delta in deltas if delta.sampled is not None),
             None if finish is None else finish.reason.value,
+            None if finish is None else finish.stop,
         )
 
 

@@ -8,7 +8,7 @@ import asyncio
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import uvicorn
@@ -19,6 +19,9 @@ from legato.server.service import Service
 
 KEEP_ALIVE_S = 75
 """Longer than clients and proxies keep idle connections in their pools; else they send into closed ones."""
+STEP_S = 60.0
+"""How long the end waits for the step in flight."""
+BACKLOG = 2048
 FLUSH_S = 5
 """For answers that are complete and not yet read, after the engine stopped."""
 
@@ -47,8 +50,10 @@ async def serve(
     """Serve on `listener` (see `bind`) until SIGTERM, SIGINT or `shutdown`; then return.
 
     `on_ready` gets one line with the address once requests are answered. Running replies get
-    `shutdown_timeout` seconds to finish.
+    `shutdown_timeout` seconds to finish. Raises `ConfigError` if someone else listens there by now.
     """
+    with _naming(*listener.getsockname()[:2]):
+        listener.listen(BACKLOG)
     shutdown = shutdown or Shutdown()
     host, port = listener.getsockname()[:2]
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -71,18 +76,23 @@ async def serve(
             await server.serve(sockets=[listener])
         finally:
             ending.cancel()
-            await service.engine.stop()
+            await service.engine.stop(patience_s=0)
 
 
 async def _end(service: Service, shutdown: Shutdown, timeout: float, server: "_Server") -> None:
     await shutdown.asked.wait()
     service.readiness.drain()
-    waits = [asyncio.create_task(service.engine.drain()), asyncio.create_task(shutdown.urgent.wait())]
+    await _unless(shutdown.urgent, service.engine.drain(), timeout)
+    await _unless(shutdown.urgent, service.engine.stop(STEP_S), STEP_S)
+    server.should_exit = True
+
+
+async def _unless(urgent: asyncio.Event, work: Coroutine[None, None, None], timeout: float) -> None:
+    """Do `work` until it is done, time is out, or it is urgent to stop."""
+    waits = [asyncio.ensure_future(work), asyncio.ensure_future(urgent.wait())]
     await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
-    await service.engine.stop()
-    server.should_exit = True
 
 
 class _Server(uvicorn.Server):
@@ -109,13 +119,23 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigError(f"port {port} is not in 0..65535", param="port")
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError as error:
+        with _naming(host, port):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+    except ConfigError:
         listener.close()
+        raise
+    return listener
+
+
+@contextmanager
+def _naming(host: str, port: int) -> Iterator[None]:
+    """An address that cannot be used is a `ConfigError` that names it."""
+    try:
+        yield
+    except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(f"cannot listen on {host} port {port}: {reason}", param="port") from None
-    return listener
 
 
 @contextmanager

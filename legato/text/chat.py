@@ -52,6 +52,12 @@ class ChatTemplate:
         `extra` holds further variables of the template (`enable_thinking` and the like). RequestError if
         the messages are malformed, the template refuses them, or it has no place for tools.
         """
+        reserved = extra.keys() & {*self._tokens, "messages", "tools", "add_generation_prompt"}
+        if reserved:
+            raise RequestError(
+                f"chat_template_kwargs: {min(reserved)} is not a variable of its own",
+                param="chat_template_kwargs",
+            )
         if tools and not self._takes_tools:
             raise RequestError("this model's chat template has no place for tools", param="tools")
         variables = {

@@ -65,8 +65,11 @@ class _Merging:
         return encoder
 
 
-def vocabulary_from_gguf(metadata: Mapping[str, object]) -> Vocabulary:
-    """Builds the vocabulary; ModelError names the metadata key that is missing, wrong or not supported."""
+def vocabulary_from_gguf(metadata: Mapping[str, object], num_ids: int = 0) -> Vocabulary:
+    """Builds the vocabulary; ModelError names the metadata key that is missing, wrong or not supported.
+
+    A model may have more ids (`num_ids`) than its vocabulary has tokens.
+    """
     name = metadata.get("tokenizer.ggml.model")
     if name not in ("llama", "gpt2"):
         raise ModelError(f"tokenizer.ggml.model is {name!r}; the supported ones are llama, gpt2")
@@ -88,7 +91,7 @@ def vocabulary_from_gguf(metadata: Mapping[str, object]) -> Vocabulary:
     add_bos = _flag(metadata, "tokenizer.ggml.add_bos_token", merging.wants_bos)
     add_eos = _flag(metadata, "tokenizer.ggml.add_eos_token", False)
     return Vocabulary(
-        size=len(texts),
+        size=max(len(texts), num_ids),
         texts=texts,
         pieces=_pieces(texts, kinds, merging.pieces),
         special=frozenset({*hidden, *eos_ids}),

@@ -6,6 +6,7 @@ was cut into pieces, and no text is needed beyond the match. Does not know token
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from legato.errors import RequestError
 
@@ -69,17 +70,28 @@ class _Search:
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.num_matched = 0
-        # _shorter[n]: the length of the longest proper prefix of stop[:n] that also ends it.
-        self._shorter = [0, 0]
-        length = 0
-        for char in stop[1:]:
-            length = self._extend(length, char)
-            self._shorter.append(length)
+        self._shorter = _shorter(stop)
 
     def advance(self, char: str) -> None:
-        self.num_matched = self._extend(self.num_matched, char)
+        self.num_matched = _extend(self.stop, self._shorter, self.num_matched, char)
 
-    def _extend(self, length: int, char: str) -> int:
-        while length and self.stop[length] != char:
-            length = self._shorter[length]
-        return length + 1 if self.stop[length] == char else 0
+
+@lru_cache(maxsize=256)
+def _shorter(stop: str) -> Sequence[int]:
+    """[n]: the length of the longest proper prefix of stop[:n] that also ends it.
+
+    Remembered, because all replies of a request and most requests of a client have the same stop strings.
+    """
+    shorter = [0, 0]
+    length = 0
+    for char in stop[1:]:
+        length = _extend(stop, shorter, length, char)
+        shorter.append(length)
+    return tuple(shorter)
+
+
+def _extend(stop: str, shorter: Sequence[int], length: int, char: str) -> int:
+    """How much of `stop` matches after `char`, if `length` characters of it matched before."""
+    while length and stop[length] != char:
+        length = shorter[length]
+    return length + 1 if stop[length] == char else 0

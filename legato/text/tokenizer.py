@@ -95,10 +95,6 @@ class Tokenizer:
             return b""
         return pieces[id]
 
-    def token_text(self, id: int) -> str:
-        """The token for a reader: special tokens by name, part of a character as U+FFFD."""
-        return self.token_bytes(id, skip_special=False).decode(errors="replace")
-
     def special_text(self, id: int | None) -> str:
         """The text that a chat template writes for a special token; "" for None."""
         if id is None:
@@ -106,19 +102,15 @@ class Tokenizer:
         self._check(id)
         return self._vocabulary.texts[id] if id < len(self._vocabulary.texts) else ""
 
-    def is_special(self, id: int) -> bool:
-        """Whether the token steers the model and is no part of a reply's text."""
-        self._check(id)
-        return id in self._vocabulary.special
-
     def _check(self, id: int) -> None:
         if not 0 <= id < self.vocab_size:
             raise RequestError(f"token id {id} is not in 0..{self.vocab_size - 1}", param="prompt")
 
 
-def tokenizer_from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
-    """The tokenizer in a GGUF file's metadata (key -> value). ModelError names the key at fault."""
-    return Tokenizer(vocabulary_from_gguf(metadata))
+def tokenizer_from_gguf(metadata: Mapping[str, object], num_ids: int = 0) -> Tokenizer:
+    """The tokenizer in a GGUF file's metadata (key -> value) of a model with `num_ids` ids, if those are
+    more than the vocabulary has. ModelError names the key at fault."""
+    return Tokenizer(vocabulary_from_gguf(metadata, num_ids))
 
 
 def tokenizer_from_folder(folder: Path) -> Tokenizer:

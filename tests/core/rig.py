@@ -26,10 +26,10 @@ class Rig:
 
     def add(self, name: str, prompt: Iterable[int] | int, max_tokens: int = 4, **params: object) -> Request:
         """A prompt of the given ids, or of so many made-up ones."""
-        ids = range(1, prompt + 1) if isinstance(prompt, int) else prompt
+        ids = (i % VOCAB for i in range(1, prompt + 1)) if isinstance(prompt, int) else prompt
         request = Request(
             id=RequestId(name),
-            prompt=tuple(i % VOCAB for i in ids),
+            prompt=tuple(ids),
             params=SamplingParams(max_tokens=max_tokens, seed=0, **params),  # type: ignore[arg-type]
             arrival=0.0,
         )
@@ -91,7 +91,10 @@ def build_rig(
     policy: PrefillPolicy | None = None,
 ) -> Rig:
     config = SchedulerConfig(
-        max_batch_tokens=budget, max_running=max_running, max_model_len=num_blocks * block_size
+        max_batch_tokens=budget,
+        max_running=max_running,
+        max_model_len=num_blocks * block_size,
+        vocab_size=VOCAB,
     )
     scheduler = Scheduler(config, BlockPool(num_blocks, block_size), prefill_policy=policy)
     return Rig(scheduler, FakeRunner(num_blocks=num_blocks, block_size=block_size, vocab_size=VOCAB))

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from rig import Rig, build_rig, expected_reply
+from rig import VOCAB, Rig, build_rig, expected_reply
 
 from legato.core.block_pool import BlockPool
 from legato.core.events import FinishEvent, TokenEvent
@@ -36,7 +36,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
 
 def test_a_pool_smaller_than_the_context_refuses_by_its_own_number() -> None:
     """D-02: a pool below the advertised context can neither deadlock nor accept what it cannot finish."""
-    config = SchedulerConfig(max_batch_tokens=8, max_running=2, max_model_len=1000)
+    config = SchedulerConfig(max_batch_tokens=8, max_running=2, max_model_len=1000, vocab_size=VOCAB)
     rig = Rig(Scheduler(config, BlockPool(3, 4)), build_rig(num_blocks=3).runner)
     with pytest.raises(ContextLengthError, match=r"need 4 blocks of 4 tokens; the KV cache has 3"):
         rig.add("A", 10, max_tokens=4)
@@ -57,6 +57,17 @@ def test_the_largest_accepted_request_fills_the_pool_and_finishes() -> None:
     ("prompt", "params", "message"),
     [
         ((), {}, "holds no token"),
+        ((1, 100), {}, "prompt: token ids run from 0 to 99"),
+        ((-1,), {}, "prompt: token ids run from 0 to 99"),
+        ((1,), {"stop_token_ids": frozenset({100})}, "stop_token_ids: token ids run from 0 to 99"),
+        ((1,), {"logit_bias": ((100, 1.0),)}, "logit_bias: token ids run from 0 to 99"),
+        ((1,), {"logit_bias": ((1, float("nan")),)}, "finite"),
+        ((1,), {"temperature": float("nan")}, "temperature must be at least 0, not nan"),
+        ((1,), {"temperature": float("inf")}, "temperature must be at least 0, not inf"),
+        ((1,), {"top_k": -1}, "top_k must be at least 0, not -1"),
+        ((1,), {"top_p": 1.1}, "top_p must be at most 1"),
+        ((1,), {"repetition_penalty": 0.0}, "repetition_penalty must be above 0"),
+        ((1,), {"presence_penalty": float("inf")}, "finite"),
         ((1,), {"max_tokens": 0}, "at least 1, not 0"),
         ((1,), {"max_tokens": -3}, "at least 1, not -3"),
     ],
@@ -82,18 +93,18 @@ def test_an_id_in_use_is_refused_and_free_again_afterwards() -> None:
     assert len(rig.tokens("A")) == 2
 
 
-@pytest.mark.parametrize("name", ["max_batch_tokens", "max_running", "max_model_len"])
+@pytest.mark.parametrize("name", ["max_batch_tokens", "max_running", "max_model_len", "vocab_size"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_zero_and_negative_limits_are_refused(name: str, value: int) -> None:
     """D-15: never accepted and then a silent hang."""
-    limits = {"max_batch_tokens": 8, "max_running": 4, "max_model_len": 64} | {name: value}
+    limits = {"max_batch_tokens": 8, "max_running": 4, "max_model_len": 64, "vocab_size": 9} | {name: value}
     with pytest.raises(ConfigError, match=f"{name} must be at least 1, not {value}"):
         SchedulerConfig(**limits)
 
 
 def test_more_running_sequences_than_budget_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"max_running \(9\) is above max_batch_tokens \(8\)"):
-        SchedulerConfig(max_batch_tokens=8, max_running=9, max_model_len=64)
+        SchedulerConfig(max_batch_tokens=8, max_running=9, max_model_len=64, vocab_size=VOCAB)
 
 
 def test_a_pool_and_a_chunk_need_a_size() -> None:

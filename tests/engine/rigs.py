@@ -80,7 +80,10 @@ def make_engine(
 ) -> Engine:
     """A clock that goes up by one with each look."""
     config = SchedulerConfig(
-        max_batch_tokens=budget, max_running=max_running, max_model_len=num_blocks * block_size
+        max_batch_tokens=budget,
+        max_running=max_running,
+        max_model_len=num_blocks * block_size,
+        vocab_size=VOCAB,
     )
     fake = FakeRunner(num_blocks=num_blocks, block_size=block_size, vocab_size=VOCAB)
     runner: Runner = WilfulRunner(fake, before)

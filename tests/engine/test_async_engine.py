@@ -255,6 +255,60 @@ def test_drain_waits_for_the_last_reply() -> None:
     asyncio.run(scenario())
 
 
+def test_an_id_in_use_is_refused_and_leaves_its_owner_alone() -> None:
+    """C-10."""
+
+    async def scenario() -> None:
+        async with running(make_engine()) as served:
+            stream = served.submit([5], params(3), request_id="mine")
+            with pytest.raises(RequestError, match="'mine' is in use"):
+                served.submit([6], params(3), request_id="mine")
+            assert len(await read(stream)) == 3
+
+    asyncio.run(scenario())
+
+
+def test_a_reply_that_cannot_be_written_ends_and_the_others_go_on() -> None:
+    """A-02: the tokenizer breaks on one request's tokens, in a step with others."""
+
+    class Brittle(FakeTokenizer):
+        def token_bytes(self, id: int, *, skip_special: bool = True) -> bytes:
+            if id == next_token([1], VOCAB):
+                raise ValueError("no such text")
+            return super().token_bytes(id, skip_special=skip_special)
+
+    async def scenario() -> None:
+        engine = make_engine()
+        served = AsyncEngine(engine, Brittle())
+        await served.start()
+        prompts = ([5, 7], [1], [9, 30])
+        replies = await asyncio.gather(*(read(served.submit(p, params(3))) for p in prompts))
+        await served.stop()
+        assert [len(deltas) for deltas in replies] == [3, 1, 3]
+        finish = replies[1][-1].finish
+        assert finish is not None
+        assert finish.reason is FinishReason.ERROR
+        assert_idle(engine)
+
+    asyncio.run(scenario())
+
+
+def test_a_loop_that_dies_on_a_command_answers_every_command_it_took() -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        engine = make_engine(before=gate)
+        async with running(engine) as served:
+            streams = [served.submit([5], params(1))]
+            await asyncio.to_thread(gate.wait)
+            streams += [served.submit([i], params(1)) for i in (6, 7, 8)]
+            engine.submit = lambda request: 1 / 0  # type: ignore[method-assign, assignment, return-value]  # noqa: ARG005
+            gate.open()
+            ends = [(await asyncio.wait_for(read(s), 10))[-1].finish for s in streams]
+        assert [end.reason for end in ends if end] == [FinishReason.LENGTH] + [FinishReason.ERROR] * 3
+
+    asyncio.run(scenario())
+
+
 def test_seeds_are_filled_in_and_differ() -> None:
     async def scenario() -> None:
         async with running(make_engine()) as served:
@@ -271,14 +325,15 @@ def test_seeds_are_filled_in_and_differ() -> None:
 def test_killing_clients_at_random_leaves_nothing_behind() -> None:
     """C-04, C-06: a few hundred clients that leave whenever they like."""
 
-    async def client(served: AsyncEngine, rng: random.Random) -> None:
+    async def client(served: AsyncEngine, rng: random.Random) -> int:
         prompt = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 60))]
         stay = rng.choice([0, 0, 1, 3, 100])
+        got = 0
         with served.submit(prompt, params(rng.randrange(1, 30))) as stream:
-            for _ in range(stay):
-                if await anext(stream, None) is None:
-                    break
+            while got < stay and await anext(stream, None) is not None:
+                got += 1
                 await asyncio.sleep(rng.choice([0, 0, 0.001]))
+        return got
 
     async def scenario() -> None:
         rng = random.Random(7)
@@ -288,7 +343,9 @@ def test_killing_clients_at_random_leaves_nothing_behind() -> None:
             for task in clients[::7]:
                 await asyncio.sleep(0.001)
                 task.cancel()
-            await asyncio.gather(*clients, return_exceptions=True)
+            got = await asyncio.gather(*clients, return_exceptions=True)
+            assert {type(one) for one in got} <= {int, asyncio.CancelledError}, got
+            assert sum(isinstance(one, int) and one > 0 for one in got) > 50
             assert served.num_streams == 0
             deltas = await read(served.submit([5, 7], params(5)))
             assert [d.sampled.token for d in deltas if d.sampled] == expected([5, 7], 5)

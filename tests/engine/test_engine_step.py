@@ -89,6 +89,23 @@ def test_a_step_that_raises_ends_its_requests_and_no_others(error: Exception, wo
     assert_idle(engine)
 
 
+def test_ctrl_c_in_a_step_ends_the_step_and_leaves_the_engine_usable() -> None:
+    interrupt = True
+
+    def before(plan: StepPlan) -> None:  # noqa: ARG001
+        if interrupt:
+            raise KeyboardInterrupt
+
+    engine = make_engine(before=before)
+    engine.submit(make_request("A"))
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert_idle(engine)
+    interrupt = False
+    engine.submit(make_request("B", max_tokens=1))
+    assert [event.request_id for event in engine.step()] == ["B"]
+
+
 def test_an_abort_is_told_to_observers_once() -> None:
     watcher = Watcher()
     engine = make_engine(observers=(watcher,))

@@ -137,7 +137,9 @@ def make_world(
     clock = FakeClock()
     watcher = Watcher()
     metrics = Metrics(model_name="fake", budget=budget, num_blocks=num_blocks, block_size=block_size)
-    config = SchedulerConfig(max_batch_tokens=budget, max_running=max_running, max_model_len=1000)
+    config = SchedulerConfig(
+        max_batch_tokens=budget, max_running=max_running, max_model_len=1000, vocab_size=100
+    )
     runner = FakeRunner(
         num_blocks=num_blocks,
         block_size=block_size,

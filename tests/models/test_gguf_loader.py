@@ -332,6 +332,6 @@ def test_a_folder_is_opened_by_its_config_and_safetensors(published_model: Build
     model = published_model(*MODELS["qwen2"])
     model.save_pretrained(tmp_path)
     ours = open_model(ModelFiles(name="tiny", kind="folder", path=tmp_path))
-    assert (ours.gguf, ours.folder, ours.spec) == (None, tmp_path, spec_from_folder(tmp_path))
+    assert (ours.gguf, ours.source, ours.spec) == (None, tmp_path, spec_from_folder(tmp_path))
     weights = ours.weights(dtype=torch.float32, device=CPU)
     assert torch.equal(weights["embed"], model.get_input_embeddings().weight.data)

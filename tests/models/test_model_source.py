@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from legato.config import ModelSettings
 from legato.errors import ModelError
 from legato.models.packaged import PackagedModel, assemble, find_packaged
-from legato.models.source import DEFAULT_MODEL, ModelFiles, resolve
+from legato.models.source import ModelFiles, resolve
 
 PARTS = (b"first part, ", b"second part, ", b"third part")
 WHOLE = b"".join(PARTS)
@@ -156,7 +157,7 @@ def test_processes_that_start_together_all_get_the_whole_file(tmp_path: Path) ->
     assert files_below(tmp_path / "cache") == {"tiny.gguf"}
 
 
-@pytest.mark.parametrize("name", ["gemma3-270m", "gemma-3-270m", "demo", DEFAULT_MODEL])
+@pytest.mark.parametrize("name", ["gemma3-270m", "gemma-3-270m", "demo", ModelSettings().model])
 def test_the_demo_model_has_one_served_name(name: str, gemma_path: Path) -> None:
     cache_dir = gemma_path.parents[2]
     assert resolve(name, cache_dir=cache_dir) == ModelFiles(name="gemma3-270m", kind="gguf", path=gemma_path)

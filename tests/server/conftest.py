@@ -1,14 +1,11 @@
 """A real server for each test that asks for one."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import openai
 import pytest
-from server_rig import RunningServer, build_service
-
-StartServer = Callable[..., RunningServer]
-Connect = Callable[[RunningServer], openai.OpenAI]
+from server_rig import Connect, RunningServer, StartServer, build_service
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
+import openai
 
 from legato.core.block_pool import BlockPool
 from legato.core.plan import SampleRow, StepPlan, StepResult
@@ -101,7 +102,12 @@ def predicted(prompt: list[int], num: int) -> list[int]:
 
 def build_service(runner: FakeRunner | ScriptedRunner | None = None, **changes: object) -> Service:
     runner = runner or ScriptedRunner()
-    config = SchedulerConfig(max_batch_tokens=BUDGET, max_running=MAX_RUNNING, max_model_len=MAX_LEN)
+    config = SchedulerConfig(
+        max_batch_tokens=BUDGET,
+        max_running=MAX_RUNNING,
+        max_model_len=MAX_LEN,
+        vocab_size=FakeTokenizer().vocab_size,
+    )
     scheduler = Scheduler(config, BlockPool(NUM_BLOCKS, BLOCK_SIZE))
     metrics = Metrics(model_name=MODEL, budget=BUDGET, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     engine = Engine(scheduler, runner, clock=time.monotonic)
@@ -232,3 +238,8 @@ def events_of(text: str) -> list[dict[str, Any]]:
     assert blocks[-2:] == ["data: [DONE]", ""]
     assert all(block.startswith("data: {") and "\n" not in block for block in blocks[:-2])
     return [json.loads(block[len("data: ") :]) for block in blocks[:-2]]
+
+
+StartServer = Callable[..., RunningServer]
+Connect = Callable[[RunningServer], openai.OpenAI]
+"""The types of the fixtures in conftest."""

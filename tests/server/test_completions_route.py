@@ -40,7 +40,7 @@ def joined(events: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:
     """The choices of one reply in a stream, put together as a whole answer has them."""
     parts = [choice for event in events for choice in event["choices"] if choice["index"] == index]
     whole: dict[str, Any] = {"index": index, "text": "".join(part["text"] for part in parts)}
-    whole["finish_reason"] = parts[-1]["finish_reason"]
+    whole |= {key: parts[-1][key] for key in ("finish_reason", "stop_reason") if key in parts[-1]}
     whole["logprobs"] = None
     if parts[0]["logprobs"] is not None:
         whole["logprobs"] = {

@@ -9,12 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import Connect, StartServer
 from server_rig import (
     BUDGET,
     MODEL,
+    Connect,
     RunningServer,
     ScriptedRunner,
+    StartServer,
     ask,
     build_service,
     in_process,
@@ -70,7 +71,7 @@ def test_c_02_leaving_during_the_prefill_stops_it(start_server: StartServer, str
     with post_raw(server, {"prompt": "x" * (7 * BUDGET), "max_tokens": 5, "stream": streamed}):
         wait_until(lambda: len(runner.plans) >= 2)
     server.wait_idle()
-    assert len(runner.plans) <= 4
+    assert len(runner.plans) < 7, "the prefill went on to its end"
     assert all(not plan.sample for plan in runner.plans)
 
 
@@ -112,7 +113,11 @@ def test_c_05_a_timeout_during_a_prefill_hurts_nobody_else(
         other = pool.submit(decode)
         wait_until(lambda: num_running(server) == 1)
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{server.url}/v1/completions", json={"prompt": "x" * 400}, timeout=0.05)
+            httpx.post(
+                f"{server.url}/v1/completions",
+                json={"prompt": "x" * 400},
+                timeout=httpx.Timeout(5, read=0.05),
+            )
         assert other.result(10) == "abcdefghijklmnopqrstuvwxyzabcd"
     server.wait_idle()
     assert httpx.get(f"{server.url}/health").status_code == 200
@@ -121,17 +126,19 @@ def test_c_05_a_timeout_during_a_prefill_hurts_nobody_else(
 def test_a_slow_reader_delays_nobody(start_server: StartServer) -> None:
     """It reads nothing at all until the other one is done."""
     server = start_server()
-    with post_raw(server, {**LONG, "stream": True, "n": 4, "logprobs": 5}) as connection:
+    # 32 replies are several megabytes: more than the kernel's buffers take for a client that does not read.
+    with post_raw(server, {**LONG, "stream": True, "n": 32, "logprobs": 5}) as connection:
         answer = httpx.post(
             f"{server.url}/v1/completions", json={"prompt": "hi", "max_tokens": 50}, timeout=5
         )
         assert answer.status_code == 200
-        server.wait_idle(5)
+        server.wait_idle(20)
         received = b""
         connection.settimeout(5)
         while b"[DONE]" not in received[-100:]:
             received += connection.recv(1 << 16)
-    assert received.count(b'"finish_reason":"length"') == 4
+    assert received.count(b'"finish_reason":"length"') == 32
+    assert len(received) > 4_000_000
 
 
 def test_c_06_a_thousand_requests_leave_no_state() -> None:

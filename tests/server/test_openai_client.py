@@ -8,12 +8,13 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import Connect, StartServer
 from server_rig import (
     BOS,
     MODEL,
+    Connect,
     RunningServer,
     ScriptedRunner,
+    StartServer,
     failing_at,
     plain_runner,
     predicted,

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,11 +14,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import StartServer
-from server_rig import ScriptedRunner, slow, wait_until
+from server_rig import ScriptedRunner, StartServer, build_service, slow, wait_until
 
+from legato.core.plan import StepPlan
 from legato.errors import ConfigError
-from legato.server.run import KEEP_ALIVE_S, bind
+from legato.server.run import KEEP_ALIVE_S, bind, serve
 
 STREAM = {"prompt": "hi", "max_tokens": 30, "stream": True}
 
@@ -47,8 +48,41 @@ def test_an_address_that_cannot_be_used_is_one_line(host: str, port: int | None,
     assert "\n" not in caught.value.message
 
 
+def test_two_starts_that_bind_together_cannot_both_serve() -> None:
+    """Binding alone may succeed twice; the one that comes second to listen is told in one line."""
+    first = bind("127.0.0.1", 0)
+    port = first.getsockname()[1]
+    with first, bind("127.0.0.1", port) as second:
+        first.listen()
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1 port {port}"):
+            asyncio.run(serve(build_service(), second, on_ready=lambda line: None))  # noqa: ARG005
+
+
+def test_a_second_signal_does_not_wait_for_a_step_that_hangs(start_server: StartServer) -> None:
+    released = threading.Event()
+
+    def hang(plan: StepPlan) -> None:  # noqa: ARG001
+        released.wait(30)
+
+    server = start_server(ScriptedRunner(before=hang), shutdown_timeout=60)
+    body = b'{"prompt": "hi"}'
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 16\r\n\r\n" + body)
+        wait_until(lambda: server.service.engine.num_streams == 1)
+        server.ask_to_stop()
+        server.ask_to_stop()
+        server.join(10)
+    released.set()
+
+
 def test_c_12_a_draining_server_finishes_streams_and_refuses_new_work(start_server: StartServer) -> None:
-    server = start_server(ScriptedRunner(before=slow(0.02)))
+    go_on = threading.Event()
+
+    def before(plan: StepPlan) -> None:
+        if plan.sample[0].num_generated == 2:
+            assert go_on.wait(10)
+
+    server = start_server(ScriptedRunner(before=before))
     with (
         httpx.Client(base_url=server.url) as client,
         client.stream("POST", "/v1/completions", json=STREAM) as stream,
@@ -61,6 +95,7 @@ def test_c_12_a_draining_server_finishes_streams_and_refuses_new_work(start_serv
         refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "hi"})
         assert refused.status_code == 503
         assert refused.headers["retry-after"]
+        go_on.set()
         text = "\n".join(lines)
     assert text.count('"text"') == 29
     assert '"finish_reason":"length"' in text

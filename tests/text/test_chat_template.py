@@ -145,8 +145,10 @@ def test_transformers_renders_the_built_in_templates_alike(name: str) -> None:
     assert theirs == [template(source).render(DIALOGUE)]
 
 
-def test_extra_variables_do_not_replace_the_messages() -> None:
-    assert template("{{ messages[0].content }}").render([USER], extra={"messages": []}) == "Hi"
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"])
+def test_extra_variables_that_have_their_own_place_are_refused(name: str) -> None:
+    with pytest.raises(RequestError, match=f"{name} is not a variable of its own"):
+        template("{{ messages[0].content }}").render([USER], extra={name: []})
 
 
 def test_text_parts_become_one_text() -> None:

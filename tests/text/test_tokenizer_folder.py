@@ -139,11 +139,7 @@ def test_ids_that_pad_the_embedding_matrix_add_no_text(tmp_path: Path) -> None:
     tokenizer = write(tmp_path, byte_level(), config={"vocab_size": 10**12})
     assert tokenizer.vocab_size == 10**12
     assert tokenizer.decode([10**12 - 1]) == ""
-    assert (tokenizer.token_text(400), tokenizer.special_text(400), tokenizer.is_special(400)) == (
-        "",
-        "",
-        False,
-    )
+    assert (tokenizer.token_bytes(400, skip_special=False), tokenizer.special_text(400)) == (b"", "")
     with pytest.raises(RequestError):
         tokenizer.decode([10**12])
 

@@ -168,8 +168,7 @@ def test_token_bytes_are_those_that_the_token_adds(scored: Tokenizer, merged: To
     space_he = scored.encode("he", add_special_tokens=False)[0]
     assert scored.token_bytes(space_he) == b" he"
     assert (scored.token_bytes(1), scored.token_bytes(1, skip_special=False)) == (b"", b"<s>")
-    assert (scored.token_bytes(4 + 0xC4), scored.token_text(4 + 0xC4)) == (b"\xc4", "\ufffd")
-    assert (scored.token_text(1), scored.is_special(1), scored.is_special(space_he)) == ("<s>", True, False)
+    assert scored.token_bytes(4 + 0xC4) == b"\xc4"
     assert (scored.special_text(1), scored.special_text(None)) == ("<s>", "")
     assert merged.token_bytes(0xC4) == b"\xc4"
 
@@ -195,7 +194,7 @@ def test_a_decoded_reply_continues_its_prompt(scored: Tokenizer) -> None:
 
 @pytest.mark.parametrize("id", [-1, 10**9, 2**70])
 def test_ids_out_of_range_are_refused(scored: Tokenizer, id: int) -> None:
-    for use in (scored.token_bytes, scored.token_text, scored.is_special, scored.special_text):
+    for use in (scored.token_bytes, scored.special_text):
         with pytest.raises(RequestError, match=f"token id {id} is not in 0"):
             use(id)
     with pytest.raises(RequestError):

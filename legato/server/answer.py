@@ -1,6 +1,6 @@
 """One HTTP request's answer, whole or as a stream, the same for completions and chat.
 
-The endpoints say what to generate (`Job`) and how to word it (`Wording`); the order of things is here.
+The endpoints say what to generate (`Generation`) and how to word it (`Wording`); the order of things is here.
 """
 
 import secrets
@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from legato.engine.output import Delta
 from legato.server.protocol import GenerationBody
-from legato.server.replies import Job, Part, merged, started
+from legato.server.replies import Generation, Part, merged, started
 from legato.server.service import Service
 from legato.server.sse import DONE, EventStream, event, unless_gone
 
@@ -59,7 +59,7 @@ class Usage:
         }
 
 
-Prepare = Callable[[], Awaitable[tuple[Job, Wording]]]
+Prepare = Callable[[], Awaitable[tuple[Generation, Wording]]]
 
 
 async def answer(
@@ -79,27 +79,27 @@ async def answer(
 
 
 async def _whole(service: Service, head: Json, name: str, prepare: Prepare) -> Json:
-    job, wording = await prepare()
-    with started(service.engine, job, name) as streams:
+    generation, wording = await prepare()
+    with started(service.engine, generation, name) as streams:
         made: list[list[Delta]] = [[] for _ in streams]
         async with aclosing(merged(streams)) as deltas:
             async for index, delta in deltas:
                 made[index].append(delta)
     replies = [Part.of(deltas_of_one) for deltas_of_one in made]
-    usage = Usage(job.num_prompt_tokens, sum(len(reply.sampled) for reply in replies))
+    usage = Usage(generation.num_prompt_tokens, sum(len(reply.sampled) for reply in replies))
     return {**head, **wording.whole(replies), "usage": usage.as_json()}
 
 
 async def _events(
     service: Service, body: GenerationBody, head: Json, name: str, prepare: Prepare
 ) -> AsyncGenerator[bytes, None]:
-    job, wording = await prepare()
+    generation, wording = await prepare()
     options = body.stream_options
     with_usage = options is not None and options.include_usage
     running_usage = options is not None and options.continuous_usage_stats
-    usage = Usage(job.num_prompt_tokens)
+    usage = Usage(generation.num_prompt_tokens)
     opened: set[int] = set()
-    with started(service.engine, job, name) as streams:
+    with started(service.engine, generation, name) as streams:
         async with aclosing(merged(streams)) as deltas:
             async for index, delta in deltas:
                 usage.num_completion += delta.sampled is not None

@@ -14,7 +14,7 @@ from legato.server.body import read_body
 from legato.server.logprobs import chat_logprobs
 from legato.server.models import check_model
 from legato.server.protocol import ChatBody, Conversation
-from legato.server.replies import Job, Part
+from legato.server.replies import Generation, Part
 from legato.server.sampling import check_body, check_length, sampling_params
 from legato.server.service import Service
 from legato.text.chat import ChatTemplate
@@ -29,9 +29,9 @@ def chat_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/chat/completions")
     async def create(request: Request) -> Response:
-        arrival = service.engine.engine.clock()
         service.readiness.check()
         body = await read_body(request, ChatBody)
+        arrival = service.engine.engine.clock()
         _check(body, service)
         return await answer(service, request, body, ENDPOINT, partial(_prepare, service, body, arrival))
 
@@ -68,12 +68,14 @@ def _check(body: ChatBody, service: Service) -> None:
         raise RequestError("top_logprobs: only with logprobs", param="top_logprobs")
 
 
-async def _prepare(service: Service, body: ChatBody, arrival: float) -> tuple[Job, Wording]:
+async def _prepare(service: Service, body: ChatBody, arrival: float) -> tuple[Generation, Wording]:
     prompt = await prompt_ids(service, body)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = sampling_params(body, service, len(prompt), default_max=None, logprobs=logprobs)
-    job = Job(prompts=(prompt,), params=(params,), stop=tuple(body.stop), n=body.n, arrival=arrival)
-    return job, ChatWording(service, body, prompt)
+    generation = Generation(
+        prompts=(prompt,), params=(params,), stop=tuple(body.stop), n=body.n, arrival=arrival
+    )
+    return generation, ChatWording(service, body, prompt)
 
 
 class ChatWording:

@@ -13,7 +13,7 @@ from legato.server.body import LONG, in_thread_if, read_body
 from legato.server.logprobs import CompletionLogprobs
 from legato.server.models import check_model
 from legato.server.protocol import CompletionBody
-from legato.server.replies import Job, Part
+from legato.server.replies import Generation, Part
 from legato.server.sampling import check_body, check_ids, check_length, sampling_params
 from legato.server.service import Service
 
@@ -28,9 +28,9 @@ def completion_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/completions")
     async def create(request: Request) -> Response:
-        arrival = service.engine.engine.clock()
         service.readiness.check()
         body = await read_body(request, CompletionBody)
+        arrival = service.engine.engine.clock()
         _check(body, service)
         return await answer(service, request, body, ENDPOINT, partial(_prepare, service, body, arrival))
 
@@ -53,15 +53,15 @@ def _check(body: CompletionBody, service: Service) -> None:
             check_ids(prompt, service.vocab_size, "prompt")
 
 
-async def _prepare(service: Service, body: CompletionBody, arrival: float) -> tuple[Job, Wording]:
+async def _prepare(service: Service, body: CompletionBody, arrival: float) -> tuple[Generation, Wording]:
     num_chars = sum(len(prompt) for prompt in body.prompt)
     prompts = await in_thread_if(num_chars > LONG, lambda: tuple(_ids(service, p) for p in body.prompt))
     params = tuple(
         sampling_params(body, service, len(prompt), default_max=DEFAULT_MAX_TOKENS, logprobs=body.logprobs)
         for prompt in prompts
     )
-    job = Job(prompts=prompts, params=params, stop=tuple(body.stop), n=body.n, arrival=arrival)
-    return job, CompletionWording(service, body, prompts)
+    generation = Generation(prompts=prompts, params=params, stop=tuple(body.stop), n=body.n, arrival=arrival)
+    return generation, CompletionWording(service, body, prompts)
 
 
 def _ids(service: Service, prompt: str | tuple[int, ...]) -> tuple[int, ...]:

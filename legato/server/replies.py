@@ -18,7 +18,7 @@ from legato.server.sampling import seed_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Generation:
     """What to generate: `n` replies to each prompt. Reply number i is reply i % n to prompt i // n."""
 
     prompts: tuple[tuple[int, ...], ...]
@@ -59,21 +59,21 @@ class Part:
 
 
 @contextmanager
-def started(engine: AsyncEngine, job: Job, name: str) -> Iterator[list[Stream]]:
+def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[list[Stream]]:
     """Submit everything; whatever is still running when the block is left is aborted.
 
     Raises what `AsyncEngine.submit` raises; then nothing runs on.
     """
     with ExitStack() as stack:
         streams: list[Stream] = []
-        for prompt, params in zip(job.prompts, job.params, strict=True):
-            for sample in range(job.n):
+        for prompt, params in zip(generation.prompts, generation.params, strict=True):
+            for sample in range(generation.n):
                 stream = engine.submit(
                     prompt,
                     replace(params, seed=seed_of(params.seed, sample)),
-                    stop=job.stop,
+                    stop=generation.stop,
                     request_id=f"{name}-{len(streams)}",
-                    arrival=job.arrival,
+                    arrival=generation.arrival,
                 )
                 streams.append(stack.enter_context(stream))
         yield streams

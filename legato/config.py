@@ -83,7 +83,12 @@ class ModelSettings(Section):
     )
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
         default="auto",
-        description="Type of weights and activations. auto: float32 on a CPU, bfloat16 on a GPU.",
+        description="Type of activations. auto: float32 on a CPU, bfloat16 on a GPU.",
+    )
+    weights: Literal["auto", "dense", "fp16", "w8"] = Field(
+        default="auto",
+        description="How linear layers keep weights. dense: in dtype. fp16, w8 (8-bit integers): packed for "
+        "a CPU. auto: fp16 where this CPU has the kernels, else dense.",
     )
 
 

@@ -62,6 +62,7 @@ def build(
     options = RunnerOptions(
         device=engine.device,
         dtype=model.dtype,
+        weights=model.weights,
         block_size=engine.block_size,
         num_blocks=engine.num_blocks,
         kv_memory=engine.kv_memory,

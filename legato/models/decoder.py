@@ -54,31 +54,31 @@ class Decoder:
         *,
         attention: AttentionBackend,
         linear: LinearFactory = DenseLinear,
+        embedding_dtype: torch.dtype | None = None,
     ) -> None:
         """Take the tensors named by `spec.tensor_shapes()` out of `weights`.
 
         `weights` is emptied as the layers are built, so that a matrix that was joined or packed into another
-        form does not stay in memory twice.
+        form does not stay in memory twice. `embedding_dtype` is the type in which the embedding matrix is
+        kept; the weights' own if it is not given.
         """
         self.spec = spec
-        self._embedding = weights.pop("embed")  # [V, E]
+        embedding = weights.pop("embed")  # [V, E]
+        self.dtype = embedding.dtype
+        """Of the activations between layers, and of K and V as they are handed to attention."""
         # The published models round this factor to the weights' dtype, and were trained so.
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=self.dtype).item()
         self._attention = attention
         self._activation = _ACTIVATIONS[spec.activation]
         self._layers = [_take_layer(spec, i, weights, linear) for i in range(spec.num_layers)]
-        self._ropes = {layer.rope: Rope(layer.rope, spec.head_dim, self.device) for layer in spec.layers}
+        self._ropes = {layer.rope: Rope(layer.rope, spec.head_dim, embedding.device) for layer in spec.layers}
         self._final_norm = weights.pop("final_norm").float()  # [E]
-        self._lm_head = linear(self._embedding if spec.tie_embeddings else weights.pop("lm_head"), None)
+        self._lm_head = linear(embedding if spec.tie_embeddings else weights.pop("lm_head"), None)
+        self._embedding = embedding.to(embedding_dtype or self.dtype)
 
     @property
     def device(self) -> torch.device:
         return self._embedding.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the activations between layers, and of K and V as they are handed to attention."""
-        return self._embedding.dtype
 
     def forward(
         self,
@@ -93,7 +93,7 @@ class Decoder:
         The result is an inference tensor: it may be changed in place under `torch.inference_mode` only.
         """
         with torch.inference_mode():
-            x = F.embedding(token_ids, self._embedding) * self._embedding_scale
+            x = F.embedding(token_ids, self._embedding).to(self.dtype) * self._embedding_scale
             turns = {spec: rope(positions) for spec, rope in self._ropes.items()}
             for layer, layer_cache in zip(self._layers, cache, strict=True):
                 x = x + self._attend(layer, x, turns[layer.rope], batch, layer_cache)

@@ -1,17 +1,25 @@
 """From an opened model to a runner: chooses device, element type, back ends and cache size, and says why."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from legato.attention.reference import ReferenceAttention
+from legato.errors import ConfigError
 from legato.models.decoder import Decoder
+from legato.models.linear import DenseLinear, LinearFactory
+from legato.models.linear_cpu import Fp16Linear, Int8Linear, obstacle
 from legato.models.load import OpenedModel
 from legato.models.spec import ModelSpec
 from legato.runner.device import choose_dtype, describe_device
 from legato.runner.kv_cache import KVCache, block_bytes, free_memory, size_blocks
 from legato.runner.runner import TorchRunner, choose_device
+
+logger = logging.getLogger(__name__)
+
+LINEARS: dict[str, LinearFactory] = {"dense": DenseLinear, "fp16": Fp16Linear, "w8": Int8Linear}
 
 KV_SHARE = {"cpu": 0.25, "cuda": 0.9}
 """Share of free memory that the KV cache takes by default. A CPU's memory has other users."""
@@ -23,6 +31,7 @@ class RunnerOptions:
 
     device: str
     dtype: str
+    weights: str
     block_size: int
     num_blocks: int | None
     kv_memory: int | None
@@ -49,7 +58,14 @@ def load_runner(
     spec = opened.spec
     progress(f"loading {spec.num_layers} layers as {dtype_name} on {device}")
     attention = ReferenceAttention()
-    decoder = Decoder(spec, opened.weights(dtype=dtype, device=device), attention=attention)
+    weights, why = choose_weights(options.weights, device, dtype)
+    decoder = Decoder(
+        spec,
+        opened.weights(dtype=dtype, device=device),
+        attention=attention,
+        linear=LINEARS[weights],
+        embedding_dtype=None if weights == "dense" else torch.float16,
+    )
     num_blocks, reason = _num_blocks(options, spec, dtype, device)
     size = num_blocks * block_bytes(spec, block_size=options.block_size, dtype=dtype)
     cache_in_words = f"{num_blocks} blocks of {options.block_size} tokens, {size / 2**30:.2f} GiB"
@@ -59,10 +75,32 @@ def load_runner(
         "device": f"{describe_device(device)} ({options.device})",
         "dtype": f"{dtype_name} ({options.dtype})",
         "attention": f"{attention.name} (the only back end so far)",
-        "linear": "dense (the only back end so far)",
+        "weights": f"{weights} ({why})",
         "kv cache": f"{cache_in_words} ({reason})",
     }
     return LoadedRunner(TorchRunner(decoder, cache), choices)
+
+
+def choose_weights(asked: str, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
+    """The kind of linear layers, and why. Raises `ConfigError` if what is asked for cannot work here.
+
+    The packed kinds compute in fp32 on a CPU. Without their kernels (Arm, a torch without FBGEMM) auto falls
+    back to dense, and says so.
+    """
+    if asked == "dense":
+        return asked, "asked for"
+    problem = None
+    if device.type != "cpu" or dtype != torch.float32:
+        problem = f"it needs float32 on a cpu, this is {str(dtype).removeprefix('torch.')} on {device.type}"
+    kind = "fp16" if asked == "auto" else asked
+    problem = problem or obstacle(LINEARS[kind])
+    if problem is None:
+        return kind, asked if asked == "auto" else "asked for"
+    if asked == "auto":
+        if device.type == "cpu":
+            logger.warning("weights: fp16 does not work here (%s); dense is several times slower", problem)
+        return "dense", f"no fp16: {problem}"
+    raise ConfigError(f"weights: {asked} does not work here: {problem}", param="weights")
 
 
 def _num_blocks(

@@ -48,7 +48,7 @@ def test_log_probabilities_come_when_asked_for(llm: LLM) -> None:
     assert completion.logprobs is not None
     assert [token.token for token in completion.logprobs] == list(ANSWER[:2])
     assert [len(token.top) for token in completion.logprobs] == [3, 3]
-    assert completion.logprobs[0].logprob == pytest.approx(-1.65398, abs=1e-3)
+    assert completion.logprobs[0].logprob == pytest.approx(-1.65398, abs=5e-3)
 
 
 def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:

@@ -1,0 +1,126 @@
+"""Packed linear layers: right numbers, and the same bits for a row whatever stands beside it."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from legato.models.linear import LinearFactory
+from legato.models.linear_cpu import (
+    FULL,
+    HALF,
+    PACK_ROWS,
+    Fp16Linear,
+    Int8Linear,
+    obstacle,
+    row_tile,
+    split_rows,
+)
+
+SHAPES = [(640, 640), (1000, 2048), (48, 16), (7, 640)]
+KINDS = [Fp16Linear, Int8Linear]
+
+
+def case(num_out: int, num_in: int, num_rows: int = 90) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Weight, bias and rows; some rows are large, some have one large value, one is zero."""
+    generator = torch.Generator().manual_seed(num_out * 10_007 + num_in)
+    weight = torch.randn(num_out, num_in, generator=generator) * 0.02
+    x = torch.randn(num_rows, num_in, generator=generator)
+    x[::3] *= 100
+    x[1::4, 5] *= 50
+    x[2] = 0
+    return weight, torch.randn(num_out, generator=generator), x
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("kind", "tolerance"), [(Fp16Linear, 5e-5), (Int8Linear, 3e-3)])
+def test_the_product_is_right(kind: LinearFactory, tolerance: float, shape: tuple[int, int]) -> None:
+    weight, bias, x = case(*shape)
+    exact = F.linear(x.double(), weight.double(), bias.double())
+    size = x.norm(dim=1, keepdim=True) * weight.norm(dim=1) + bias.abs()
+    error = (kind(weight, bias)(x) - exact).abs() / size
+    assert float(error.max()) < tolerance
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_bias_is_a_bias_of_zero(kind: LinearFactory) -> None:
+    weight, _, x = case(64, 32)
+    assert torch.equal(kind(weight, None)(x), kind(weight, torch.zeros(64))(x))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_has_the_same_bits_in_every_batch(kind: LinearFactory, shape: tuple[int, int]) -> None:
+    weight, bias, x = case(*shape)
+    layer = kind(weight, bias)
+    whole = layer(x)
+    for num_rows in range(1, len(x) + 1):
+        assert torch.equal(layer(x[:num_rows]), whole[:num_rows]), num_rows
+    for i in range(0, len(x), 7):
+        assert torch.equal(layer(x[i : i + 1]), whole[i : i + 1])
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("kind", KINDS)
+def test_order_and_neighbours_do_not_matter(kind: LinearFactory, data: st.DataObject) -> None:
+    weight, bias, x = case(320, 96)
+    layer = kind(weight, bias)
+    rows = data.draw(st.lists(st.integers(0, len(x) - 1), min_size=1, max_size=70))
+    assert torch.equal(layer(x[rows]), layer(x)[rows])
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_number_of_threads_does_not_matter(kind: LinearFactory) -> None:
+    weight, bias, x = case(1000, 640)
+    layer = kind(weight, bias)
+    torch.set_num_threads(1)
+    one = layer(x)
+    torch.set_num_threads(2)
+    assert torch.equal(layer(x), one)
+
+
+def test_a_matrix_packed_in_parts_is_one_matrix() -> None:
+    weight, bias, x = case(PACK_ROWS + 5, 16, num_rows=3)
+    exact = F.linear(x, weight, bias)
+    assert torch.allclose(Fp16Linear(weight, bias)(x), exact, rtol=1e-2, atol=1e-2)
+
+
+def test_a_row_is_its_scale_times_its_halves() -> None:
+    _, _, x = case(1, 640)
+    halves, scale = split_rows(x)
+    upper, lower = (part.double() - HALF for part in halves.chunk(2))
+    assert int(halves.max()) <= 2 * HALF - 1, "7 bits"
+    assert ((x - scale * (2 * HALF * upper + lower)).abs() <= 0.501 * scale).all()
+    assert torch.allclose(scale[:, 0], x.abs().amax(1).clamp(min=1e-38) / FULL, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_operator_that_is_gone_is_an_obstacle_in_words(
+    kind: LinearFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert obstacle(kind) is None
+    for name in ("quantized", "onednn"):
+        monkeypatch.setattr(torch.ops, name, object())
+    row_tile.cache_clear()
+    found = obstacle(kind)
+    assert found is not None
+    assert found.startswith("AttributeError: ")
+
+
+def test_a_wrong_product_is_an_obstacle() -> None:
+    assert (
+        obstacle(lambda weight, bias: lambda x: F.linear(x, weight, bias) + 1)
+        == "a test product came out wrong"
+    )

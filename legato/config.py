@@ -105,8 +105,10 @@ class EngineSettings(Section):
         ge=0,
         description="Most tokens of one prompt in one step. 0 turns chunking off. Default: fill the budget.",
     )
-    max_running: Annotated[int, Alias("max_num_seqs")] = Field(
-        default=64, ge=1, description="Most requests that run at once. At most max_batch_tokens."
+    max_running: Annotated[int | None, Alias("max_num_seqs")] = Field(
+        default=None,
+        ge=1,
+        description="Most requests that run at once. Default: 64, or max_batch_tokens if that is less.",
     )
     block_size: int = Field(default=32, ge=1, le=1024, description="Tokens in a block of the KV cache.")
     num_blocks: int | None = Field(
@@ -118,9 +120,14 @@ class EngineSettings(Section):
     )
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
 
+    @property
+    def running_limit(self) -> int:
+        """`max_running`, or its default."""
+        return min(64, self.max_batch_tokens) if self.max_running is None else self.max_running
+
     @model_validator(mode="after")
     def _go_together(self) -> "EngineSettings":
-        if self.max_running > self.max_batch_tokens:
+        if self.running_limit > self.max_batch_tokens:
             raise ValueError(
                 f"max_running ({self.max_running}) is above max_batch_tokens ({self.max_batch_tokens}): "
                 "the decodes of all running requests must fit in one step"
@@ -187,10 +194,12 @@ def load_settings(file: Path | None, overrides: Mapping[str, object]) -> Setting
         first = error.errors()[0]
     place = [str(part) for part in first["loc"]]
     message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        message = "no such setting"
     value = first["input"]
     given = "" if isinstance(value, Mapping) else f" (not {value!r:.100})"
+    if first["type"] == "extra_forbidden":
+        message, given = "no such setting", ""
+    elif first["type"] == "model_type":
+        message = "not a table"
     where = "settings" if file is None or place[-1] in overrides else str(file)
     raise ConfigError(f"{where}: {'.'.join(place)}: {message}{given}", param=place[-1])
 

@@ -1,5 +1,7 @@
 """`legato chat`: a conversation in the terminal, streamed."""
 
+import contextlib
+
 from rich.console import Console
 from rich.markup import escape
 
@@ -8,17 +10,20 @@ from legato.config import Settings
 from legato.core.request import SamplingParams
 from legato.errors import ConfigError, RequestError, StepError
 
+with contextlib.suppress(ImportError):  # not on every system; gives `input` line editing and a history
+    import readline  # noqa: F401
+
 HELP = "An empty line or Ctrl-D ends the conversation, /new starts over."
 
 
 def talk(settings: Settings, system: str | None, max_tokens: int, temperature: float) -> None:
     """Read a line, stream the answer, remember both."""
-    llm = load_llm(settings)
+    llm = load_llm(settings, alone=True)
     template = llm.built.chat_template
     if template is None:
         raise ConfigError(
-            f"{llm.built.name} is a base model without a chat template; "
-            "give one with --chat-template, or use `legato generate`"
+            f"{llm.built.name} is a base model without a chat template; give one with --chat-template, use "
+            "`legato generate`, or a model made for it: legato chat qwen2.5-coder-1.5b-instruct"
         )
     console = Console()
     console.print(f"[bold]{escape(llm.built.name)}[/bold]. {HELP}")
@@ -29,11 +34,11 @@ def talk(settings: Settings, system: str | None, max_tokens: int, temperature: f
             messages = list(start)
             continue
         messages.append({"role": "user", "content": line})
-        ids = llm.built.tokenizer.encode_chat(template.render(messages))
-        room = llm.built.max_model_len - len(ids)
-        params = SamplingParams(max_tokens=max(1, min(max_tokens, room)), temperature=temperature)
         answer = ""
         try:
+            ids = llm.built.tokenizer.encode_chat(template.render(messages))
+            room = llm.built.max_model_len - len(ids)
+            params = SamplingParams(max_tokens=max(1, min(max_tokens, room)), temperature=temperature)
             for delta in llm.stream(ids, params):
                 console.print(delta.text, end="", markup=False, highlight=False, soft_wrap=True)
                 answer += delta.text

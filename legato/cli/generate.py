@@ -1,22 +1,36 @@
 """`legato generate`: one prompt, one reply, printed as it comes."""
 
+import io
+import sys
+
 from legato.cli.load import load_llm
 from legato.config import Settings
 from legato.core.request import SamplingParams
+
+DEFAULT_MAX_TOKENS = 128
 
 
 def print_reply(
     settings: Settings,
     prompt: str,
-    max_tokens: int,
+    max_tokens: int | None,
     temperature: float,
     top_p: float,
     seed: int | None,
     stop: list[str],
 ) -> None:
     """The reply goes to standard output, everything else to standard error."""
-    llm = load_llm(settings)
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    for delta in llm.stream(prompt, params, stop=stop):
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal of another alphabet
+    llm = load_llm(settings, alone=True)
+    ids = llm.built.tokenizer.encode(prompt)
+    room = llm.built.max_model_len - len(ids)
+    params = SamplingParams(
+        max_tokens=max_tokens or max(1, min(DEFAULT_MAX_TOKENS, room)),
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+    )
+    for delta in llm.stream(ids, params, stop=stop):
         print(delta.text, end="", flush=True)
     print()

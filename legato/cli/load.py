@@ -1,5 +1,8 @@
 """Loading a model with its stages shown on standard error."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 from rich.console import Console
 from rich.markup import escape
 
@@ -8,13 +11,20 @@ from legato.config import Settings
 from legato.engine.llm import LLM
 
 
-def load_llm(settings: Settings) -> LLM:
-    """The model of the settings, ready for offline use."""
+def load_llm(settings: Settings, *, alone: bool = False) -> LLM:
+    """The model of the settings, ready for offline use; `alone` for one request at a time, with memory for
+    no more."""
+    engine = settings.engine.model_copy(update={"max_running": 1}) if alone else settings.engine
+    with stages() as progress:
+        return LLM.load(settings.model, engine, cache_dir=cache_dir(), progress=progress)
+
+
+@contextmanager
+def stages() -> Iterator[Callable[[str], None]]:
+    """Something to tell the stages of loading to: a spinner on a terminal, elsewhere a line for each."""
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda stage: console.print(stage, markup=False, highlight=False, soft_wrap=True)
+        return
     with console.status("starting") as status:
-        return LLM.load(
-            settings.model,
-            settings.engine,
-            cache_dir=cache_dir(),
-            progress=lambda stage: status.update(escape(stage)),
-        )
+        yield lambda stage: status.update(escape(stage))

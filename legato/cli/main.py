@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from legato.cli.options import check_environment, schema, takes_settings
+from legato.cli.options import schema, takes_settings, unknown_variables
 from legato.config import Settings
 from legato.errors import LegatoError
 
@@ -29,11 +29,13 @@ def serve(settings: Settings) -> None:
 
 
 @app.command()
-@takes_settings("model", "engine", model_argument=False, without=("served_model_name", "chat_template"))
+@takes_settings(
+    "model", "engine", model_argument=False, without=("served_model_name", "chat_template", "max_running")
+)
 def generate(
     settings: Settings,
     prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to make.")] = 128,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens to make. Default: 128.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Nucleus sampling.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Makes the draws repeatable.")] = None,
@@ -42,12 +44,12 @@ def generate(
     """Continue one prompt and print the text as it comes."""
     from legato.cli.generate import print_reply
 
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = sys.stdin.buffer.read().decode(errors="replace") if prompt == "-" else prompt
     print_reply(settings, text, max_tokens, temperature, top_p, seed, stop or [])
 
 
 @app.command()
-@takes_settings("model", "engine", model_argument=True, without=("served_model_name",))
+@takes_settings("model", "engine", model_argument=True, without=("served_model_name", "max_running"))
 def chat(
     settings: Settings,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
@@ -95,7 +97,8 @@ def version() -> None:
 def run() -> None:
     """The console script. A `LegatoError` ends it with one line and status 1."""
     try:
-        check_environment()
+        for name in unknown_variables():
+            print(f"legato: warning: {name}: no such setting", file=sys.stderr)
         app()
     except LegatoError as error:
         print(f"legato: error: {error.message}", file=sys.stderr)

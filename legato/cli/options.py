@@ -87,17 +87,20 @@ def _parameter(name: str, annotation: object) -> inspect.Parameter:
 def cache_dir() -> Path:
     """Where models are put together: LEGATO_CACHE_DIR, or `legato` in the user's cache directory."""
     base = os.environ.get("LEGATO_CACHE_DIR")
-    if base:
-        return Path(base)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "legato"
+    try:
+        if base:
+            return Path(base).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "legato"
+    except RuntimeError:
+        raise ConfigError(
+            "this user has no home directory: set LEGATO_CACHE_DIR to a writable folder"
+        ) from None
 
 
-def check_environment() -> None:
-    """Refuse LEGATO_* variables that mean nothing, before they are silently ignored."""
+def unknown_variables() -> list[str]:
+    """LEGATO_* variables that mean nothing here: misspelled, or put there by others (Kubernetes does)."""
     known = {f"LEGATO_{name.upper()}" for _, name, _ in fields()} | {"LEGATO_CONFIG", "LEGATO_CACHE_DIR"}
-    unknown = sorted(name for name in os.environ if name.startswith("LEGATO_") and name not in known)
-    if unknown:
-        raise ConfigError(f"{unknown[0]}: no such setting (known: {', '.join(sorted(known))})")
+    return sorted(name for name in os.environ if name.startswith("LEGATO_") and name not in known)
 
 
 def schema() -> dict[str, Any]:

@@ -3,19 +3,19 @@
 import asyncio
 import logging
 import platform
+import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
-
 from legato import __version__
+from legato.cli.load import stages
 from legato.cli.options import cache_dir
 from legato.config import Settings
 from legato.engine.async_engine import AsyncEngine
 from legato.engine.build import Built, build
 from legato.metrics.journal import JournalFile
 from legato.metrics.prometheus import CONTENT_TYPE, Metrics
+from legato.metrics.throughput import ThroughputLog
 from legato.server.run import bind, serve
 from legato.server.service import Service
 
@@ -30,16 +30,10 @@ def serve_model(settings: Settings) -> None:
     # Both before the model: what cannot be opened should not cost its loading time.
     listener = bind(server.host, server.port)
     journal = None if server.journal is None else JournalFile(Path(server.journal))
-    console = Console(stderr=True)
-    with console.status("starting") as status:
-        built = build(
-            settings.model,
-            settings.engine,
-            cache_dir=cache_dir(),
-            progress=lambda stage: status.update(escape(stage)),
-        )
-    for name, choice in built.choices.items():
-        console.print(f"{name}: {choice}", highlight=False, markup=False)
+    with stages() as progress:
+        built = build(settings.model, settings.engine, cache_dir=cache_dir(), progress=progress)
+        for name, choice in built.choices.items():
+            print(f"{name}: {choice}", file=sys.stderr)
     service = _service(built)
     with ExitStack() as stack:
         if journal is not None:
@@ -64,6 +58,7 @@ def _service(built: Built) -> Service:
         block_size=pool.block_size,
     )
     built.engine.observe(metrics)
+    built.engine.observe(ThroughputLog())
     return Service(
         engine=AsyncEngine(built.engine, built.tokenizer),
         chat_template=built.chat_template,

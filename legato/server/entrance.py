@@ -3,6 +3,7 @@
 A client's id is a label to be echoed; nothing inside uses it, so it need not be unique.
 """
 
+import asyncio
 import secrets
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -33,6 +34,10 @@ class Entrance:
 
         try:
             await self._app(scope, receive, labelled)
+        except asyncio.CancelledError:
+            # Only the end of the server cancels a request: one whose body never came, or a reader that left
+            # its answer lying. The connection is closed; there is nothing to tell and nobody to blame.
+            return
         except Exception as error:
             response = error_response(known(error))
             if started:

@@ -109,6 +109,8 @@ class GenerationBody(Body):
     return_token_ids: bool = False
     """Adds the ids of prompt and reply to the answer (vLLM)."""
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     """A label of the client's. Not used."""
     metadata: dict[str, str] = {}
     """Labels of the client's. Not used."""

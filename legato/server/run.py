@@ -5,6 +5,7 @@ the engine stops; then the connections close.
 """
 
 import asyncio
+import logging
 import signal
 import socket
 import threading
@@ -16,6 +17,8 @@ import uvicorn
 from legato.errors import ConfigError
 from legato.server.app import create_app
 from legato.server.service import Service
+
+logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75
 """Longer than clients and proxies keep idle connections in their pools; else they send into closed ones."""
@@ -82,6 +85,12 @@ async def serve(
 async def _end(service: Service, shutdown: Shutdown, timeout: float, server: "_Server") -> None:
     await shutdown.asked.wait()
     service.readiness.drain()
+    if service.engine.num_streams:
+        logger.info(
+            "stopping: %d replies get %g s to finish; ask again to stop at once",
+            service.engine.num_streams,
+            timeout,
+        )
     await _unless(shutdown.urgent, service.engine.drain(), timeout)
     await _unless(shutdown.urgent, service.engine.stop(STEP_S), STEP_S)
     server.should_exit = True
@@ -117,7 +126,10 @@ def bind(host: str, port: int) -> socket.socket:
     """
     if not 0 <= port <= 65535:
         raise ConfigError(f"port {port} is not in 0..65535", param="port")
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol has to be named: asyncio turns Nagle's delay off only for sockets that say TCP, and with
+    # it a chunk on a reused connection waits 40 ms for the client's acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         with _naming(host, port):
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -31,6 +31,7 @@ class ChatTemplate:
         try:
             tree = self._sandbox.parse(source)
             self._takes_tools = "tools" in meta.find_undeclared_variables(tree)
+            self._takes_developers = "developer" in source
             self._template = self._sandbox.compile_bounded(tree)
         except TemplateSyntaxError as error:
             raise ModelError(f"chat template, line {error.lineno}: {error.message}") from error
@@ -63,7 +64,7 @@ class ChatTemplate:
         variables = {
             **extra,
             **self._tokens,
-            "messages": [_checked(message, f"messages[{i}]") for i, message in enumerate(messages)],
+            "messages": [self._checked(message, f"messages[{i}]") for i, message in enumerate(messages)],
             "tools": list(tools) if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -76,6 +77,14 @@ class ChatTemplate:
             raise RequestError(
                 f"the chat template fails with these messages ({type(error).__name__})", param="messages"
             ) from error
+
+    def _checked(self, message: object, where: str) -> Message:
+        """The message as this template expects it. Templates that know no developers would drop their
+        messages, or refuse them: for those a developer is the system, as OpenAI's models have it."""
+        checked = _checked(message, where)
+        if checked["role"] == "developer" and not self._takes_developers:
+            checked["role"] = "system"
+        return checked
 
 
 def _checked(message: object, where: str) -> Message:

@@ -74,7 +74,8 @@ def test_the_schema_is_printed(tmp_path: Path) -> None:
         (["serve", "--device", "tpu"], {}, "tpu"),
         (["serve", "--max-running", "0"], {}, "engine.max_running"),
         (["serve", "--kv-memory", "lots"], {}, "engine.kv_memory"),
-        (["serve"], {"LEGATO_MAX_BATCHES": "1"}, "LEGATO_MAX_BATCHES: no such setting"),
+        (["serve", "--kv-memory", "9999GiB"], {}, "GiB free"),
+        (["serve", "--num-blocks", "99999999"], {}, "GiB free"),
         (["serve", "--config", "none.toml"], {}, "none.toml"),
         (["serve", "--host", "256.1.1.1"], {}, "256.1.1.1"),
         (["serve", "--journal", "no/such/folder/j"], {}, "no/such/folder/j"),
@@ -90,6 +91,23 @@ def test_what_is_wrong_is_said_in_one_line(
     assert message in lines[-1]
     assert "Traceback" not in out.stderr
     assert out.stdout == ""
+
+
+def test_an_unknown_variable_is_told_and_stops_nothing(tmp_path: Path) -> None:
+    """Kubernetes names variables after services, and a service may be called legato."""
+    out = legato("config", cwd=tmp_path, LEGATO_MAX_BATCHES="1", LEGATO_SERVICE_HOST="10.0.0.1")
+    assert out.returncode == 0
+    assert json.loads(out.stdout)
+    assert out.stderr.splitlines() == [
+        "legato: warning: LEGATO_MAX_BATCHES: no such setting",
+        "legato: warning: LEGATO_SERVICE_HOST: no such setting",
+    ]
+
+
+def test_a_small_budget_needs_no_second_flag(tmp_path: Path) -> None:
+    out = legato("config", "--max-batch-tokens", "16", cwd=tmp_path)
+    assert out.returncode == 0
+    assert json.loads(out.stdout)["engine"]["max_batch_tokens"] == 16
 
 
 def test_a_flag_of_the_wrong_type_names_flag_and_variable(tmp_path: Path) -> None:

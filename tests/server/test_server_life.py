@@ -48,6 +48,21 @@ def test_an_address_that_cannot_be_used_is_one_line(host: str, port: int | None,
     assert "\n" not in caught.value.message
 
 
+def test_a_listener_says_tcp_so_that_chunks_do_not_wait_for_acknowledgements(
+    start_server: StartServer,
+) -> None:
+    """asyncio turns Nagle's delay off only for a socket whose protocol is named."""
+    with bind("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
+    server = start_server()
+    with httpx.Client(base_url=server.url) as client:
+        client.get("/health")
+        began = time.monotonic()
+        for _ in range(20):
+            client.get("/health")
+        assert time.monotonic() - began < 0.5, "20 delays of 40 ms"
+
+
 def test_two_starts_that_bind_together_cannot_both_serve() -> None:
     """Binding alone may succeed twice; the one that comes second to listen is told in one line."""
     first = bind("127.0.0.1", 0)

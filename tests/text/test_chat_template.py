@@ -151,6 +151,17 @@ def test_extra_variables_that_have_their_own_place_are_refused(name: str) -> Non
         template("{{ messages[0].content }}").render([USER], extra={name: []})
 
 
+ROLES = "{% for m in messages %}<{{ m.role }}>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "roles"),
+    [(ROLES, "<system><user>"), ("{# developer #}" + ROLES, "<developer><user>")],
+)
+def test_a_developer_is_the_system_where_the_template_knows_none(source: str, roles: str) -> None:
+    assert template(source).render([{"role": "developer", "content": "Be brief."}, USER]) == roles
+
+
 def test_text_parts_become_one_text() -> None:
     """Case F-19: content as a list of text parts, where the template wants a text."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]

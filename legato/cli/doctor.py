@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import platform
+from dataclasses import asdict
 from importlib.metadata import version
 
 from rich.console import Console
@@ -46,6 +47,16 @@ def examine(settings: Settings, as_json: bool) -> None:
     else:
         _print(report)
     if not passed:
+        raise SystemExit(1)
+
+
+def check_exactness(settings: Settings, seconds: float, seed: int) -> None:
+    """Print what was compared as JSON. Exit status 1 if any logits differed."""
+    llm = load_llm(settings)
+    report = llm.built.check_exactness(seconds, seed)
+    exact = report.mismatches == 0
+    print(json.dumps({"exact": exact, **asdict(report), "choices": dict(llm.built.choices)}, indent=2))
+    if not exact:
         raise SystemExit(1)
 
 

@@ -67,11 +67,19 @@ def chat(
 def doctor(
     settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    exactness: Annotated[
+        bool, typer.Option("--exactness", help="Only compare logits over random schedules; prints JSON.")
+    ] = False,
+    seconds: Annotated[float, typer.Option(min=0.0, help="How long --exactness goes on.")] = 60.0,
+    seed: Annotated[int, typer.Option(help="Draws the schedules of --exactness.")] = 0,
 ) -> None:
     """Say what this machine and MODEL give: versions, back ends and why, memory, and a self-test."""
-    from legato.cli.doctor import examine
+    from legato.cli.doctor import check_exactness, examine
 
-    examine(settings, as_json)
+    if exactness:
+        check_exactness(settings, seconds, seed)
+    else:
+        examine(settings, as_json)
 
 
 @app.command()

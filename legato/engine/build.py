@@ -15,6 +15,7 @@ from legato.errors import ConfigError, ModelError
 from legato.models.load import OpenedModel, open_model
 from legato.models.source import resolve
 from legato.models.spec import ModelSpec
+from legato.runner.exactness import ExactnessReport
 from legato.runner.load import RunnerOptions, load_runner
 from legato.text.chat import ChatTemplate, load_template, template_from_folder, template_from_gguf
 from legato.text.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
@@ -35,6 +36,8 @@ class Built:
     spec: ModelSpec
     choices: Mapping[str, str]
     """What was chosen, and why, in words."""
+    check_exactness: Callable[[float, int], ExactnessReport]
+    """Compare logits bit by bit over random schedules: (seconds, seed). Not while the engine has work."""
 
     @property
     def max_model_len(self) -> int:
@@ -90,6 +93,7 @@ def build(
         name=model.served_model_name or opened.name,
         source=files.path,
         spec=opened.spec,
+        check_exactness=loaded.runner.check_exactness,
         choices=loaded.choices
         | {
             "prefill": f"{scheduler.prefill_policy}, at most {config.max_batch_tokens} tokens a step",

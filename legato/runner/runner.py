@@ -8,6 +8,7 @@ import torch
 from legato.core.plan import StepPlan, StepResult
 from legato.errors import ConfigError
 from legato.models.decoder import Decoder
+from legato.runner.exactness import ExactnessCheck, ExactnessReport
 from legato.runner.inputs import build_inputs
 from legato.runner.kv_cache import KVCache
 from legato.runner.sampler import sample
@@ -49,6 +50,12 @@ class TorchRunner:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return StepResult(sampled, self._clock() - began)
+
+    def check_exactness(self, seconds: float, seed: int) -> ExactnessReport:
+        """Compare logits over random schedules for about `seconds`; the cache's contents are lost."""
+        deadline = self._clock() + seconds
+        check = ExactnessCheck(self._decoder, self._cache, seed=seed)
+        return check.run(lambda _: self._clock() < deadline)
 
 
 def choose_device(name: str) -> torch.device:

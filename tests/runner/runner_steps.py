@@ -52,6 +52,17 @@ GEMMA = replace(
 )
 
 
+def tiny_weights(spec: ModelSpec) -> dict[str, torch.Tensor]:
+    """Random weights by `spec`, the same for every call."""
+    generator = torch.Generator().manual_seed(20260801)
+    return {
+        name: 1 + 0.2 * torch.randn(shape, generator=generator)
+        if len(shape) == 1
+        else torch.randn(shape, generator=generator) * 1.5 / shape[1] ** 0.5
+        for name, shape in spec.tensor_shapes().items()
+    }
+
+
 def tiny_runner(
     spec: ModelSpec,
     *,
@@ -60,14 +71,7 @@ def tiny_runner(
     linear: LinearFactory = DenseLinear,
 ) -> TorchRunner:
     """A runner over a model of fixed random weights: the same for every call."""
-    generator = torch.Generator().manual_seed(20260801)
-    weights = {
-        name: 1 + 0.2 * torch.randn(shape, generator=generator)
-        if len(shape) == 1
-        else torch.randn(shape, generator=generator) * 1.5 / shape[1] ** 0.5
-        for name, shape in spec.tensor_shapes().items()
-    }
-    decoder = Decoder(spec, weights, attention=ReferenceAttention(), linear=linear)
+    decoder = Decoder(spec, tiny_weights(spec), attention=ReferenceAttention(), linear=linear)
     cache = KVCache(spec, num_blocks=num_blocks, block_size=block_size, dtype=torch.float32, device=CPU)
     return TorchRunner(decoder, cache)
 

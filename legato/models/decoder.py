@@ -11,6 +11,7 @@ G key-value heads, D head size, V vocabulary.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -44,13 +45,19 @@ class _Layer:
     post_mlp_norm: Tensor | None  # [E]
 
 
+class Weights(Protocol):
+    """Tensors by Legato's name; each is taken once."""
+
+    def pop(self, name: str, /) -> Tensor: ...
+
+
 class Decoder:
     """The model on one device. Calls depend on the arguments only; the cache is the caller's."""
 
     def __init__(
         self,
         spec: ModelSpec,
-        weights: dict[str, Tensor],
+        weights: Weights,
         *,
         attention: AttentionBackend,
         linear: LinearFactory = DenseLinear,
@@ -58,23 +65,27 @@ class Decoder:
     ) -> None:
         """Take the tensors named by `spec.tensor_shapes()` out of `weights`.
 
-        `weights` is emptied as the layers are built, so that a matrix that was joined or packed into another
-        form does not stay in memory twice. `embedding_dtype` is the type in which the embedding matrix is
-        kept; the weights' own if it is not given.
+        They are taken one by one as the layers are built, so that a matrix that was joined or packed into
+        another form does not stay in memory twice. The embedding matrix is kept as `embedding_dtype`, or as
+        it is.
         """
         self.spec = spec
-        embedding = weights.pop("embed")  # [V, E]
-        self.dtype = embedding.dtype
+        final_norm = weights.pop("final_norm")  # [E]
+        self.dtype = final_norm.dtype
         """Of the activations between layers, and of K and V as they are handed to attention."""
+        self._final_norm = final_norm.float()
         # The published models round this factor to the weights' dtype, and were trained so.
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=self.dtype).item()
         self._attention = attention
         self._activation = _ACTIVATIONS[spec.activation]
         self._layers = [_take_layer(spec, i, weights, linear) for i in range(spec.num_layers)]
-        self._ropes = {layer.rope: Rope(layer.rope, spec.head_dim, embedding.device) for layer in spec.layers}
-        self._final_norm = weights.pop("final_norm").float()  # [E]
-        self._lm_head = linear(embedding if spec.tie_embeddings else weights.pop("lm_head"), None)
+        self._ropes = {
+            layer.rope: Rope(layer.rope, spec.head_dim, final_norm.device) for layer in spec.layers
+        }
+        # The largest matrix comes last, when what it was read from meets no other's packing.
+        embedding = weights.pop("embed")  # [V, E]
         self._embedding = embedding.to(embedding_dtype or self.dtype)
+        self._lm_head = linear(embedding if spec.tie_embeddings else weights.pop("lm_head"), None)
 
     @property
     def device(self) -> torch.device:
@@ -126,7 +137,7 @@ class Decoder:
         return (F.rms_norm(x.float(), x.shape[-1:], eps=self.spec.norm_eps) * gain).to(x.dtype)
 
 
-def _take_layer(spec: ModelSpec, index: int, weights: dict[str, Tensor], linear: LinearFactory) -> _Layer:
+def _take_layer(spec: ModelSpec, index: int, weights: Weights, linear: LinearFactory) -> _Layer:
     """Move layer `index` out of `weights`, with q, k, v in one matrix and gate, up in another."""
 
     def take(name: str) -> Tensor:

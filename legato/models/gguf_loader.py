@@ -7,6 +7,7 @@ library, piece by piece, so that the peak is the loaded model and a few MB.
 """
 
 import re
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -125,29 +126,42 @@ def spec_from_gguf(file: GgufFile) -> ModelSpec:
     )
 
 
-def load_gguf(
-    file: GgufFile, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device
-) -> dict[str, Tensor]:
-    """Every tensor of `spec` under Legato's name, dequantized to `dtype` on `device`.
+class GgufWeights(Mapping[str, Tensor]):
+    """Every tensor of a spec under Legato's name, dequantized when it is asked for and not kept.
 
-    Names, shapes and types of all tensors are checked before the first is read. Raises ModelError: one is
-    missing, has another shape, a type that cannot be dequantized or numbers that are not finite, or the file
-    has one that is not known.
+    So a model that packs its matrices in a form of its own never has all of them twice in memory.
     """
-    architecture = _architecture(file)
-    shapes = spec.tensor_shapes()
-    sources = {name: _gguf_name(name) for name in shapes}
-    _check_names(file, list(sources.values()))
-    for name, source in sources.items():
-        _check_tensor(file, file.tensors[source], shapes[name])
-    weights = {}
-    with ThreadPoolExecutor(LOAD_THREADS) as pool:
-        for name, source in sources.items():
-            weight = _to_torch(file, file.tensors[source], dtype, pool)
-            if architecture.neighbour_pairs:
-                weight = _halves_from_neighbours(weight, name, spec)
-            weights[name] = weight.to(device)
-    return weights
+
+    def __init__(self, file: GgufFile, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> None:
+        """Tensors come as `dtype` on `device`. Names, shapes and types of all are checked here; ModelError:
+        one is missing, has another shape or a type that cannot be dequantized, or is not known."""
+        self._file, self._spec, self._dtype, self._device = file, spec, dtype, device
+        self._neighbour_pairs = _architecture(file).neighbour_pairs
+        shapes = spec.tensor_shapes()
+        self._sources = {name: _gguf_name(name) for name in shapes}
+        _check_names(file, list(self._sources.values()))
+        for name, source in self._sources.items():
+            _check_tensor(file, file.tensors[source], shapes[name])
+        self._pool = ThreadPoolExecutor(LOAD_THREADS)
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Raises ModelError if the tensor holds numbers that are not finite."""
+        weight = _to_torch(self._file, self._file.tensors[self._sources[name]], self._dtype, self._pool)
+        if self._neighbour_pairs:
+            weight = _halves_from_neighbours(weight, name, self._spec)
+        return weight.to(self._device)
+
+    def pop(self, name: str) -> Tensor:
+        """The tensor, which is no longer one of these then."""
+        weight = self[name]
+        del self._sources[name]
+        return weight
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
 
 
 class _Keys:

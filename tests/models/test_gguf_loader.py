@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import gguf
@@ -24,15 +23,20 @@ from transformers import PreTrainedModel
 from legato.errors import ModelError
 from legato.models.config_json import spec_from_folder
 from legato.models.gguf_file import GgufFile
-from legato.models.gguf_loader import PIECE_ELEMENTS, load_gguf, spec_from_gguf
+from legato.models.gguf_loader import PIECE_ELEMENTS, GgufWeights, spec_from_gguf
 from legato.models.load import open_model
 from legato.models.rope import inverse_frequencies
 from legato.models.safetensors_loader import load_safetensors
 from legato.models.source import ModelFiles
-from legato.models.spec import FrequencyFactors
+from legato.models.spec import FrequencyFactors, ModelSpec
 
 CPU = torch.device("cpu")
-load_fp32 = partial(load_gguf, dtype=torch.float32, device=CPU)
+
+
+def load_fp32(file: GgufFile, spec: ModelSpec) -> dict[str, torch.Tensor]:
+    """Every tensor, read at once."""
+    return dict(GgufWeights(file, spec, dtype=torch.float32, device=CPU))
+
 
 GEMMA = {**SIZES, "num_hidden_layers": 7, "sliding_window": 6, "query_pre_attn_scalar": 16}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
@@ -141,8 +145,8 @@ def test_half_precision_files_are_read_exactly(
     whole = GgufFile(llama_file)
     half = opened(tmp_path, llama, kind)
     spec = spec_from_gguf(half)
-    expected = load_gguf(whole, spec, dtype=dtype, device=CPU)
-    for name, weight in load_gguf(half, spec, dtype=dtype, device=CPU).items():
+    expected = GgufWeights(whole, spec, dtype=dtype, device=CPU)
+    for name, weight in GgufWeights(half, spec, dtype=dtype, device=CPU).items():
         assert weight.dtype == dtype
         assert torch.equal(weight, expected[name]), name
 
@@ -324,7 +328,7 @@ def test_the_coder_model_is_qwen_2_5_1_5b(qwen_path: Path) -> None:
     assert (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.num_layers) == (12, 2, 128, 28)
     assert (spec.qkv_bias, spec.o_bias, spec.tie_embeddings, spec.max_position) == (True, False, False, 32768)
     assert {(layer.window, layer.rope.base) for layer in spec.layers} == {(None, 1_000_000.0)}
-    weights = load_gguf(file, spec, dtype=torch.bfloat16, device=CPU)
+    weights = GgufWeights(file, spec, dtype=torch.bfloat16, device=CPU)
     assert {name: tuple(weight.shape) for name, weight in weights.items()} == spec.tensor_shapes()
 
 

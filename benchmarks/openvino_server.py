@@ -1,8 +1,9 @@
 """An adapter: OpenVINO GenAI's continuous batching behind POST /v1/completions, so that it can be measured.
 
 OpenVINO GenAI has no HTTP server of its own. This one takes token ids, decodes greedily to `max_tokens`
-and streams token ids: what `benchmarks.peers` sends, and nothing more. One thread adds requests, steps the
-pipeline and hands tokens to the event loop; it sleeps when there is nothing to do. It does not know text.
+and streams token ids: what `benchmarks.peers` sends, and nothing more; it refuses the rest. The pipeline has
+a process of its own, since its `step` holds the interpreter lock: in one process the tokens of many steps
+would leave together. It does not know text.
 
 Runs in OpenVINO's own environment, not in Legato's: see benchmarks/README.md.
 """
@@ -10,24 +11,24 @@ Runs in OpenVINO's own environment, not in Legato's: see benchmarks/README.md.
 import argparse
 import asyncio
 import json
-import queue
-import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 import numpy as np
-import openvino
-import openvino_genai
+import openvino  # type: ignore[import-not-found]
+import openvino_genai  # type: ignore[import-not-found]
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
 
 class Body(BaseModel):
-    """The part of OpenAI's request that the adapter obeys; it refuses what it would answer wrongly."""
+    """The part of OpenAI's request that the adapter obeys."""
 
     prompt: list[int] = Field(min_length=1)
     max_tokens: int = Field(ge=1)
@@ -36,100 +37,126 @@ class Body(BaseModel):
     temperature: Literal[0]
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Reply:
-    """One request on its way through the pipeline. `tokens` ends with None; `gone` is set by the client."""
-
-    body: Body
-    loop: asyncio.AbstractEventLoop
-    tokens: asyncio.Queue[list[int] | None] = field(default_factory=asyncio.Queue)
-    gone: threading.Event = field(default_factory=threading.Event)
-    handle: Any = None
-
-    def put(self, tokens: list[int] | None) -> None:
-        self.loop.call_soon_threadsafe(self.tokens.put_nowait, tokens)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Add:
+    id: int
+    prompt: list[int]
+    max_tokens: int
 
 
-class Driver:
-    """The thread that owns the pipeline."""
-
-    def __init__(self, pipeline: Any) -> None:
-        self._pipeline = pipeline
-        self._arrived: queue.Queue[Reply | None] = queue.Queue()
-        self._running: list[Reply] = []
-        self._thread = threading.Thread(target=self._run, name="pipeline", daemon=True)
-        self._thread.start()
-
-    def submit(self, reply: Reply) -> None:
-        self._arrived.put(reply)
-
-    def close(self) -> None:
-        self._arrived.put(None)
-        self._thread.join(timeout=30)
-
-    def _run(self) -> None:
-        next_id = 0
-        while True:
-            try:
-                reply = self._arrived.get(block=not self._running)
-            except queue.Empty:
-                self._step()
-                continue
-            if reply is None:
-                return
-            next_id += 1
-            self._add(reply, next_id)
-
-    def _add(self, reply: Reply, request_id: int) -> None:
-        config = openvino_genai.GenerationConfig()
-        config.max_new_tokens = reply.body.max_tokens
-        config.ignore_eos = True
-        config.do_sample = False
-        ids = openvino.Tensor(np.array([reply.body.prompt], dtype=np.int64))
-        reply.handle = self._pipeline.add_request(request_id, ids, config)
-        self._running.append(reply)
-
-    def _step(self) -> None:
-        for reply in self._running:
-            if reply.gone.is_set():
-                reply.handle.cancel()
-        self._pipeline.step()
-        still = []
-        for reply in self._running:
-            while reply.handle.can_read():
-                for output in reply.handle.read().values():
-                    reply.put(list(output.generated_ids))
-            if reply.handle.get_status() == openvino_genai.GenerationStatus.RUNNING:
-                still.append(reply)
-            else:
-                reply.put(None)
-        self._running = still
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    id: int
 
 
-def event(data: object) -> bytes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What one step gave one request."""
+
+    id: int
+    tokens: list[int]
+    ended: bool
+
+
+def run_pipeline(connection: Connection, model: str, cache_gb: int, max_batch_tokens: int) -> None:
+    """The pipeline's process: takes `Add` and `Cancel`, sends a list of `News` after each step; None ends it.
+
+    Sends an empty list once it is ready. Sleeps while there is nothing to do.
+    """
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.cache_size = cache_gb
+    scheduler.max_num_batched_tokens = max_batch_tokens
+    pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduler, "CPU")
+    connection.send([])
+    handles: dict[int, Any] = {}
+    while True:
+        while not handles or connection.poll():
+            match connection.recv():
+                case None:
+                    return
+                case Add(id=id) as request:
+                    handles[id] = _add(pipeline, request)
+                case Cancel(id=id) if id in handles:
+                    handles[id].cancel()
+        pipeline.step()
+        news = [_news(id, handle) for id, handle in handles.items()]
+        for item in news:
+            if item.ended:
+                del handles[item.id]
+        connection.send([item for item in news if item.tokens or item.ended])
+
+
+def _add(pipeline: Any, request: Add) -> Any:
+    config = openvino_genai.GenerationConfig()
+    config.max_new_tokens = request.max_tokens
+    config.ignore_eos = True
+    config.do_sample = False
+    ids = openvino.Tensor(np.array([request.prompt], dtype=np.int64))
+    return pipeline.add_request(request.id, ids, config)
+
+
+def _news(id: int, handle: Any) -> News:
+    ended = handle.get_status() != openvino_genai.GenerationStatus.RUNNING
+    tokens: list[int] = []
+    while handle.can_read():
+        for output in handle.read().values():
+            tokens += output.generated_ids
+    return News(id=id, tokens=tokens, ended=ended)
+
+
+class Bridge:
+    """The event loop's side of the connection: a queue of news for each request that runs."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._queues: dict[int, asyncio.Queue[News]] = {}
+        self._count = 0
+
+    def forward(self) -> None:
+        """Called whenever the connection can be read."""
+        for news in self._connection.recv():
+            if (queue := self._queues.get(news.id)) is not None:
+                queue.put_nowait(news)
+
+    async def stream(self, body: Body) -> AsyncIterator[list[int]]:
+        """The tokens of one reply, step by step. A reader that leaves cancels the request."""
+        self._count += 1
+        id = self._count
+        queue = self._queues[id] = asyncio.Queue()
+        self._connection.send(Add(id=id, prompt=body.prompt, max_tokens=body.max_tokens))
+        ended = False
+        try:
+            while not ended:
+                news = await queue.get()
+                ended = news.ended
+                yield news.tokens
+        finally:
+            del self._queues[id]
+            if not ended:
+                self._connection.send(Cancel(id=id))
+
+
+def event(data: Mapping[str, object]) -> bytes:
     return f"data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
-async def events(reply: Reply) -> AsyncIterator[bytes]:
-    """One event for each read of the pipeline, then the usage."""
+async def events(bridge: Bridge, body: Body) -> AsyncIterator[bytes]:
+    """One event for each step, then the usage."""
     count = 0
-    try:
-        while (tokens := await reply.tokens.get()) is not None:
-            count += len(tokens)
-            yield event({"choices": [{"index": 0, "text": "", "token_ids": tokens, "finish_reason": None}]})
-        usage = {"prompt_tokens": len(reply.body.prompt), "completion_tokens": count}
-        yield event({"choices": [], "usage": usage})
-        yield b"data: [DONE]\n\n"
-    finally:
-        reply.gone.set()
+    async for tokens in bridge.stream(body):
+        count += len(tokens)
+        yield event({"choices": [{"index": 0, "text": "", "token_ids": tokens, "finish_reason": None}]})
+    yield event({"choices": [], "usage": {"prompt_tokens": len(body.prompt), "completion_tokens": count}})
+    yield b"data: [DONE]\n\n"
 
 
-def application(pipeline: Any) -> FastAPI:
+def application(connection: Connection) -> FastAPI:
+    bridge = Bridge(connection)
+
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.driver = Driver(pipeline)
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        asyncio.get_running_loop().add_reader(connection.fileno(), bridge.forward)
         yield
-        app.state.driver.close()
 
     app = FastAPI(lifespan=lifespan)
 
@@ -138,26 +165,34 @@ def application(pipeline: Any) -> FastAPI:
         return {"version": f"{openvino_genai.__version__} (adapter)"}
 
     @app.post("/v1/completions")
-    async def completions(request: Request, body: Body) -> StreamingResponse:
-        reply = Reply(body=body, loop=asyncio.get_running_loop())
-        request.app.state.driver.submit(reply)
-        return StreamingResponse(events(reply), media_type="text/event-stream")
+    async def completions(body: Body) -> StreamingResponse:
+        return StreamingResponse(events(bridge, body), media_type="text/event-stream")
 
     return app
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description="OpenVINO GenAI's continuous batching over HTTP.")
     parser.add_argument("model", help="folder that optimum-cli export openvino wrote")
     parser.add_argument("--port", type=int, default=8402)
-    parser.add_argument("--cache-gb", type=int, default=2, help="size of the KV cache")
-    parser.add_argument("--max-batch-tokens", type=int, default=256, help="OpenVINO's default is 256")
-    arguments = parser.parse_args()
-    scheduler = openvino_genai.SchedulerConfig()
-    scheduler.cache_size = arguments.cache_gb
-    scheduler.max_num_batched_tokens = arguments.max_batch_tokens
-    pipeline = openvino_genai.ContinuousBatchingPipeline(arguments.model, scheduler, "CPU")
-    uvicorn.run(application(pipeline), host="127.0.0.1", port=arguments.port, log_level="warning")
+    parser.add_argument("--cache-gb", type=int, default=1, help="size of the KV cache")
+    parser.add_argument("--max-batch-tokens", type=int, default=256, help="OpenVINO's own default")
+    options = parser.parse_args()
+    ours, theirs = get_context("spawn").Pipe()
+    process = get_context("spawn").Process(
+        target=run_pipeline,
+        args=(theirs, options.model, options.cache_gb, options.max_batch_tokens),
+        daemon=True,
+    )
+    process.start()
+    theirs.close()
+    try:
+        ours.recv()
+        uvicorn.run(application(ours), host="127.0.0.1", port=options.port, log_level="warning")
+        ours.send(None)
+        process.join(timeout=30)
+    except EOFError:
+        parser.exit(1, "the pipeline ended: see its message above\n")
 
 
 if __name__ == "__main__":

@@ -613,8 +613,10 @@ def attend(
     base = (states.ctypes.data + 63) // 64 * 64
     counter = np.zeros(1, np.int64)
     left = np.zeros(len(tiles), np.int64)
-    for _ in prange(workers):
-        _work(counter, left, base, tiles, items, q, out, keys, values, table, factor, window, cap, sizes)
+    for worker in prange(workers):
+        _work(
+            worker, counter, left, base, tiles, items, q, out, keys, values, table, factor, window, cap, sizes
+        )
     states[0] = 0
 
 

@@ -70,22 +70,18 @@ class Decoder:
         it is.
         """
         self.spec = spec
-        final_norm = weights.pop("final_norm")  # [E]
-        self.dtype = final_norm.dtype
+        embedding = weights.pop("embed")  # [V, E]
+        self.dtype = embedding.dtype
         """Of the activations between layers, and of K and V as they are handed to attention."""
-        self._final_norm = final_norm.float()
         # The published models round this factor to the weights' dtype, and were trained so.
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=self.dtype).item()
         self._attention = attention
         self._activation = _ACTIVATIONS[spec.activation]
         self._layers = [_take_layer(spec, i, weights, linear) for i in range(spec.num_layers)]
-        self._ropes = {
-            layer.rope: Rope(layer.rope, spec.head_dim, final_norm.device) for layer in spec.layers
-        }
-        # The largest matrix comes last, when what it was read from meets no other's packing.
-        embedding = weights.pop("embed")  # [V, E]
-        self._embedding = embedding.to(embedding_dtype or self.dtype)
+        self._ropes = {layer.rope: Rope(layer.rope, spec.head_dim, embedding.device) for layer in spec.layers}
+        self._final_norm = weights.pop("final_norm").float()  # [E]
         self._lm_head = linear(embedding if spec.tie_embeddings else weights.pop("lm_head"), None)
+        self._embedding = embedding.to(embedding_dtype or self.dtype)
 
     @property
     def device(self) -> torch.device:

@@ -122,7 +122,7 @@ def test_the_embedding_factor_is_rounded_to_the_type_of_the_weights(dtype):
     table = torch.randn(12, 12, generator=torch.Generator().manual_seed(1)).to(dtype)
     weights = {
         "embed": table,
-        "final_norm": torch.full((12,), 2.0**20, dtype=dtype),
+        "final_norm": torch.full((12,), 2.0**20),
         "lm_head": torch.eye(12, dtype=dtype),
     }
     published = Gemma3TextScaledWordEmbedding(12, 12, 0, embed_scale=12**0.5).to(dtype)

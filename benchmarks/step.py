@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from legato.attention.base import AttentionBackend, AttentionBatch, AttentionParams, LayerCache
+from legato.attention.reference import ReferenceAttention
 from legato.config import ModelSettings
 from legato.core.plan import ForwardBatch, ForwardSeq, SampleRow, StepPlan
 from legato.core.request import RequestId, SamplingParams
@@ -27,7 +28,7 @@ from legato.models.linear import Linear, LinearFactory
 from legato.models.load import open_model
 from legato.models.source import resolve
 from legato.runner.kv_cache import KVCache
-from legato.runner.load import LINEARS, choose_attention
+from legato.runner.load import LINEARS
 from legato.runner.runner import TorchRunner
 
 BLOCK = 32
@@ -127,7 +128,7 @@ def measure(model: str, weights: str, cache_dir: Path, seconds: float) -> list[d
     decoder = Decoder(
         opened.spec,
         opened.weights(dtype=torch.float32, device=cpu),
-        attention=TimedAttention(choose_attention("auto", opened.spec, cpu)[0], attention),
+        attention=TimedAttention(ReferenceAttention(), attention),
         linear=linears.linear(LINEARS[weights]),
         embedding_dtype=torch.float16,
     )

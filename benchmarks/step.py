@@ -114,7 +114,7 @@ SHAPES = (
 def median_ms(run: Callable[[], list[float]], seconds: float) -> list[float]:
     """Medians of what `run` measures, over `seconds` and at least five times."""
     run()
-    samples = []
+    samples: list[list[float]] = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(samples) < 5:
         samples.append(run())

@@ -11,7 +11,7 @@ SHORT = [case for case in CASES if len(case.prompt) < 20]
 
 def cases_for(chunk: int) -> list[Case]:
     """All 12, the one of 594 tokens (longer than the window of 512) included; at chunk size 1, where that one
-    would take a minute, the 11 others of 4 to 14 tokens."""
+    takes a minute, the 11 others of 4 to 14 tokens: it has a test of its own below."""
     return SHORT if chunk == 1 else CASES
 
 
@@ -32,3 +32,11 @@ def test_last_position_and_greedy_reply_are_those_of_hugging_face(model: Loaded,
     cases = cases_for(chunk)
     replies = follow(model, cases, chunk)
     assert [differences(reply, case) for reply, case in zip(replies, cases, strict=True)] == [[]] * len(cases)
+
+
+@pytest.mark.big
+def test_the_long_prompt_one_token_at_a_time_is_that_of_hugging_face(model: Loaded) -> None:
+    (case,) = [case for case in CASES if case not in SHORT]
+    assert summed_nll(model, case.prompt, 1) == pytest.approx(case.sum_nll, rel=1e-3)
+    (reply,) = follow(model, [case], 1)
+    assert differences(reply, case) == []

@@ -15,13 +15,13 @@ def model(qwen_path: Path) -> Loaded:
     return load_model(qwen_path)
 
 
-@pytest.mark.parametrize("chunk", [7, 64, WHOLE])
+@pytest.mark.parametrize("chunk", [1, 7, 64, WHOLE])
 def test_summed_likelihood_of_each_prompt_is_that_of_hugging_face(model: Loaded, chunk: int) -> None:
     ours = [summed_nll(model, case.prompt, chunk) for case in CASES]
     assert ours == pytest.approx([case.sum_nll for case in CASES], rel=1e-3)
 
 
-@pytest.mark.parametrize("chunk", [7, 64, WHOLE])
+@pytest.mark.parametrize("chunk", [1, 7, 64, WHOLE])
 def test_last_position_and_greedy_reply_are_those_of_hugging_face(model: Loaded, chunk: int) -> None:
     replies = follow(model, CASES, chunk)
     assert [differences(reply, case) for reply, case in zip(replies, CASES, strict=True)] == [[]] * len(CASES)

@@ -35,6 +35,7 @@ def test_last_position_and_greedy_reply_are_those_of_hugging_face(model: Loaded,
 
 
 @pytest.mark.big
+@pytest.mark.timeout(900)
 def test_the_long_prompt_one_token_at_a_time_is_that_of_hugging_face(model: Loaded) -> None:
     (case,) = [case for case in CASES if case not in SHORT]
     assert summed_nll(model, case.prompt, 1) == pytest.approx(case.sum_nll, rel=1e-3)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from legato.attention.base import AttentionBackend, AttentionBatch, AttentionParams, LayerCache
-from legato.attention.reference import ReferenceAttention
+from legato.attention.cpu import CpuAttention
 from legato.config import ModelSettings
 from legato.core.plan import ForwardBatch, ForwardSeq, SampleRow, StepPlan
 from legato.core.request import RequestId, SamplingParams
@@ -128,7 +128,7 @@ def measure(model: str, weights: str, cache_dir: Path, seconds: float) -> list[d
     decoder = Decoder(
         opened.spec,
         opened.weights(dtype=torch.float32, device=cpu),
-        attention=TimedAttention(ReferenceAttention(), attention),
+        attention=TimedAttention(CpuAttention(head_dim=opened.spec.head_dim), attention),
         linear=linears.linear(LINEARS[weights]),
         embedding_dtype=torch.float16,
     )

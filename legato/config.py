@@ -119,6 +119,13 @@ class EngineSettings(Section):
         description="Size of the KV cache, such as 4GiB. Default: 0.25 of free memory, 0.9 on a GPU.",
     )
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
+    attention: Literal["auto", "cpu", "reference"] = Field(
+        default="auto",
+        description="cpu: compiled, bit-exact in every schedule. reference: plain torch. auto: cpu on a CPU.",
+    )
+    kv_dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
+        default="auto", description="Type in which K and V are kept. auto: that of the activations."
+    )
 
     @property
     def running_limit(self) -> int:

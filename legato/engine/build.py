@@ -66,6 +66,8 @@ def build(
         device=engine.device,
         dtype=model.dtype,
         weights=model.weights,
+        attention=engine.attention,
+        kv_dtype=engine.kv_dtype,
         block_size=engine.block_size,
         num_blocks=engine.num_blocks,
         kv_memory=engine.kv_memory,

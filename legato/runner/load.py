@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from legato.attention.base import AttentionBackend
 from legato.attention.reference import ReferenceAttention
 from legato.errors import ConfigError
 from legato.models.decoder import Decoder
@@ -32,6 +33,8 @@ class RunnerOptions:
     device: str
     dtype: str
     weights: str
+    attention: str
+    kv_dtype: str
     block_size: int
     num_blocks: int | None
     kv_memory: int | None
@@ -57,7 +60,7 @@ def load_runner(
     dtype_name = str(dtype).removeprefix("torch.")
     spec = opened.spec
     progress(f"loading {spec.num_layers} layers as {dtype_name} on {device}")
-    attention = ReferenceAttention()
+    attention, attention_reason = choose_attention(options.attention, spec, device, progress)
     weights, why = choose_weights(options.weights, device, dtype)
     decoder = Decoder(
         spec,
@@ -66,19 +69,42 @@ def load_runner(
         linear=LINEARS[weights],
         embedding_dtype=None if weights == "dense" else torch.float16,
     )
-    num_blocks, reason = _num_blocks(options, spec, dtype, device)
-    size = num_blocks * block_bytes(spec, block_size=options.block_size, dtype=dtype)
-    cache_in_words = f"{num_blocks} blocks of {options.block_size} tokens, {size / 2**30:.2f} GiB"
+    kv_dtype = dtype if options.kv_dtype == "auto" else choose_dtype(options.kv_dtype, device)
+    num_blocks, reason = _num_blocks(options, spec, kv_dtype, device)
+    size = num_blocks * block_bytes(spec, block_size=options.block_size, dtype=kv_dtype)
+    cache_in_words = (
+        f"{num_blocks} blocks of {options.block_size} tokens, {size / 2**30:.2f} GiB of "
+        f"{str(kv_dtype).removeprefix('torch.')}"
+    )
     progress(f"taking {cache_in_words} for the KV cache")
-    cache = KVCache(spec, num_blocks=num_blocks, block_size=options.block_size, dtype=dtype, device=device)
+    cache = KVCache(spec, num_blocks=num_blocks, block_size=options.block_size, dtype=kv_dtype, device=device)
     choices = {
         "device": f"{describe_device(device)} ({options.device})",
         "dtype": f"{dtype_name} ({options.dtype})",
-        "attention": f"{attention.name} (the only back end so far)",
+        "attention": f"{attention.name} ({attention_reason})",
         "weights": f"{weights} ({why})",
         "kv cache": f"{cache_in_words} ({reason})",
     }
     return LoadedRunner(TorchRunner(decoder, cache), choices)
+
+
+def choose_attention(
+    asked: str, spec: ModelSpec, device: torch.device, progress: Callable[[str], None]
+) -> tuple[AttentionBackend, str]:
+    """The attention back end, and why. Raises `ConfigError` if what is asked for cannot work here."""
+    if asked == "reference":
+        return ReferenceAttention(), "asked for"
+    try:
+        if device.type != "cpu":
+            raise ConfigError(f"attention: the cpu kernels do not run on {device.type}", param="attention")
+        # Imported here: numba takes half a second, and other devices do not need it.
+        from legato.attention.cpu import CpuAttention
+
+        return CpuAttention(head_dim=spec.head_dim, progress=progress), asked
+    except ConfigError as error:
+        if asked == "cpu":
+            raise
+        return ReferenceAttention(), error.message
 
 
 def choose_weights(asked: str, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:

@@ -24,6 +24,8 @@ def test_the_settings_by_name() -> None:
             "num_blocks",
             "kv_memory",
             "device",
+            "attention",
+            "kv_dtype",
         ],
         "server": ["host", "port", "shutdown_timeout", "journal", "access_log", "log_level"],
     }

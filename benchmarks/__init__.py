@@ -1,0 +1,1 @@
+"""Measurements that anyone can repeat; each is run with `python -m benchmarks.NAME`."""

@@ -1,0 +1,128 @@
+"""Attention over paged keys and values on CPUs: nothing is gathered, and the same row gives the same bits.
+
+The output of a query row depends on its query and on the keys and values that it sees, not on the chunk, the
+batch, the blocks or the number of threads that it is computed with. Knows tensors, and no arithmetic: that is
+in `cpu_kernel.py` and `cpu_vector.py`.
+
+Shape legend: see `attention/base.py`.
+"""
+
+import math
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import torch
+from torch import Tensor
+
+from legato.attention import cpu_vector
+from legato.attention.base import AttentionBatch, AttentionParams, LayerCache
+from legato.attention.cpu_kernel import BFLOAT16, FLOAT16, FLOAT32, Rows, Step, build_attend
+from legato.errors import ConfigError
+
+_ELEMENTS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
+_NO_WINDOW = 1 << 30
+_LOG2_E = math.log2(math.e)
+
+
+class CpuAttention:
+    """softmax(softcap(scale q k^T) + mask) v in fp32. Keys and values may be stored in 16 bits."""
+
+    name = "cpu"
+
+    def __init__(
+        self, *, head_dim: int = cpu_vector.LANES, progress: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """Compile for any model and batch, which takes seconds, or load what an earlier start compiled.
+
+        What is compiled is kept where numba keeps it: in NUMBA_CACHE_DIR, else beside the source, else in the
+        user's cache directory.
+
+        Raises ConfigError where only `ReferenceAttention` works: for a head size that is no multiple of 16,
+        and on a machine without fused multiply-add.
+        """
+        if head_dim % cpu_vector.LANES:
+            raise ConfigError(f"cpu attention: head size {head_dim} is not a multiple of {cpu_vector.LANES}")
+        if not cpu_vector.fuses_multiply_add():
+            raise ConfigError("cpu attention: this processor has no fused multiply-add")
+        self._max_workers = _start_threads()
+        # The number stands for the source of another file, see there.
+        self._attend = build_attend(zlib.crc32(Path(cpu_vector.__file__).read_bytes()))
+        progress("preparing attention kernels (compiled at the first start)")
+        try:
+            self._attend.enable_caching()
+        except RuntimeError:
+            progress("no directory is writable for compiled kernels: every start compiles them")
+        self._attend_to_one_token(head_dim)
+        # From here on another type of argument is an error, and not seconds of compiling in a request.
+        self._attend.disable_compile()
+
+    def __call__(
+        self,
+        q: Tensor,  # [T, H, D], rotated
+        k: Tensor,  # [T, G, D], rotated
+        v: Tensor,  # [T, G, D]
+        cache: LayerCache,
+        batch: AttentionBatch,
+        params: AttentionParams,
+    ) -> Tensor:  # [T, H, D]
+        """Store the step's K, V, rounded to nearest, then attend each row to its sequence up to itself."""
+        num_heads, dim = q.shape[1:]
+        assert dim % cpu_vector.LANES == 0, "the constructor would have refused this head size"
+        kv_heads = k.shape[1]
+        dtype = cache.keys.dtype
+        # view, not reshape: a pool that cannot be viewed this way would be copied and the write lost.
+        keys, values = (pool.view(-1, kv_heads, dim) for pool in (cache.keys, cache.values))
+        out = torch.empty(q.shape, dtype=torch.float32)
+        # Named, so that what their addresses lead to lives as long as the call.
+        tensors = (q.float(), k.to(dtype), v.to(dtype), out, keys, values)
+        # The kernel computes powers of 2; under a cap it takes 2 log2(e) times what goes into tanh.
+        cap = params.softcap
+        step = Step(
+            query_start=batch.query_start.numpy(),
+            start=batch.start.numpy(),
+            block_table=batch.block_table.numpy(),
+            slots=batch.slots.numpy(),
+            kv_heads=kv_heads,
+            ratio=num_heads // kv_heads,
+            dim=dim,
+            block_size=cache.keys.shape[1],
+            element=_ELEMENTS[dtype],
+            window=_NO_WINDOW if params.window is None else params.window,
+            factor=params.scale * _LOG2_E * (1.0 if cap is None else 2.0 / cap),
+            cap=0.0 if cap is None else cap * _LOG2_E,
+        )
+        workers = min(torch.get_num_threads(), self._max_workers)
+        numba.set_num_threads(workers)
+        self._attend(step, *(_rows(tensor) for tensor in tensors), workers)
+        return out.to(q.dtype)
+
+    def _attend_to_one_token(self, head_dim: int) -> None:
+        pool = torch.zeros(1, 1, 1, head_dim)
+        zero = torch.zeros(1, dtype=torch.int32)
+        batch = AttentionBatch(
+            query_start=torch.arange(2, dtype=torch.int32),
+            start=zero,
+            block_table=zero[None],
+            slots=zero.long(),
+        )
+        self(pool[0], pool[0], pool[0], LayerCache(pool, pool.clone()), batch, AttentionParams(scale=1.0))
+
+
+def _start_threads() -> int:
+    """Start numba's threads, OpenMP's where there is one; returns how many."""
+    config: Any = numba.config
+    config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+    # OpenMP's default number of threads is torch's too, and starting numba's sets it.
+    threads = torch.get_num_threads()
+    numba.set_num_threads(1)
+    torch.set_num_threads(threads)
+    return int(config.NUMBA_NUM_THREADS)
+
+
+def _rows(tensor: Tensor) -> Rows:
+    """[rows, heads, D] with elements side by side."""
+    size = tensor.element_size()
+    return Rows(tensor.data_ptr(), tensor.stride(0) * size, tensor.stride(1) * size)

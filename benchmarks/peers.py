@@ -139,7 +139,14 @@ def arguments() -> argparse.Namespace:
     )
     keys = [measurement.metrics[0].key for measurement in MEASUREMENTS]
     parser.add_argument("--only", nargs="+", choices=keys, default=keys, metavar="KEY", help=" ".join(keys))
-    parser.add_argument("--repeats", type=int, default=3, help="of every measurement on every server")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        choices=range(1, 21),
+        metavar="N",
+        default=3,
+        help="of every measurement on every server",
+    )
     parser.add_argument(
         "--seed", type=int, default=None, help="of the prompts; default: never the same twice"
     )
@@ -173,16 +180,16 @@ async def compare(options: argparse.Namespace, console: Console) -> None:
     comparison = Comparison(options.server, options.seed, options.patience)
     await comparison.start()
     chosen = [measurement for measurement in MEASUREMENTS if measurement.metrics[0].key in options.only]
+    names = [server.name for server in options.server]
     for number in range(options.repeats):
         await comparison.repeat(number, chosen)
         console.print(f"repeat {number + 1} of {options.repeats} done", style="dim")
-    names = [server.name for server in options.server]
-    rows = rows_of(comparison.samples, names)
-    console.print(table_of(rows, names))
+        if options.json is not None:  # each time: a run that is stopped has not been for nothing
+            rows = rows_of(comparison.samples, names)
+            options.json.write_text(json.dumps(report(comparison, rows), indent=1) + "\n")
+    console.print(table_of(rows_of(comparison.samples, names), names))
     for who, cores in comparison.disturbances().items():
         console.print(f"{who}: at most {cores:.2f} cores", style="red" if cores > QUIET_CORES else "dim")
-    if options.json is not None:
-        options.json.write_text(json.dumps(report(comparison, rows), indent=1) + "\n")
 
 
 def main() -> int:

@@ -85,10 +85,11 @@ class ModelSettings(Section):
         default="auto",
         description="Type of activations. auto: float32 on a CPU, bfloat16 on a GPU.",
     )
-    weights: Literal["auto", "dense", "fp16", "w8"] = Field(
+    weights: Literal["auto", "dense", "fp16", "w16", "w8"] = Field(
         default="auto",
-        description="How linear layers keep weights. dense: in dtype. fp16, w8 (8-bit integers): packed for "
-        "a CPU. auto: fp16 where this CPU has the kernels, else dense.",
+        description="How linear layers keep weights. dense: in dtype. fp16: packed 16-bit floats. w16, w8: "
+        "integers of 12 and 8 bits, in 2 and 1 bytes. All but dense are for CPUs. auto: w16 where this CPU "
+        "is fast at it, else fp16, else dense.",
     )
 
 
@@ -124,7 +125,9 @@ class EngineSettings(Section):
         description="cpu: compiled, bit-exact in every schedule. reference: plain torch. auto: cpu on a CPU.",
     )
     kv_dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
-        default="auto", description="Type in which K and V are kept. auto: that of the activations."
+        default="auto",
+        description="Type in which K and V are kept. auto: float16 for the compiled attention, else that of "
+        "the activations.",
     )
 
     @property

@@ -32,6 +32,8 @@ class Mutant:
 CONTRACT = "tests/core/test_chunked_prefill.py::test_"
 SCHEDULER = "tests/core/test_scheduler.py::test_"
 INVARIANCE = "tests/runner/test_chunk_invariance.py::test_"
+PRODUCTS = "tests/kernels/test_integer_products.py::test_"
+ALONE = "tests/kernels/test_rows_stand_alone.py::test_"
 
 MUTANTS = (
     # The faults that the founding contract names.
@@ -147,6 +149,28 @@ MUTANTS = (
         "sequence.num_generated >= params.max_tokens",
         "sequence.num_generated >= params.max_tokens - 1",
         SCHEDULER + "exactly_max_tokens_are_made",
+    ),
+    # Of the compiled products.
+    Mutant(
+        "a scale of weights rounded to nearest, which the largest weight may not fit under",
+        "legato/kernels/product_vector.py",
+        "scale = next_up.where(is_small, scale)",
+        "scale = scale.where(is_small, scale)",
+        PRODUCTS + "a_product_has_the_bits_of_the_oracle",
+    ),
+    Mutant(
+        "a row takes the scale of another row of its tile",
+        "legato/kernels/product_vector.py",
+        "scale = (scales + 4 * row).load(FLOAT).splat()",
+        "scale = (scales + 4 * (rows - 1 - row)).load(FLOAT).splat()",
+        PRODUCTS + "a_product_has_the_bits_of_the_oracle",
+    ),
+    Mutant(
+        "gated results are added as if there were one for each output",
+        "legato/kernels/product.py",
+        "width = c.matrix.num_outputs // (2 if job.gate else 1)",
+        "width = c.matrix.num_outputs",
+        ALONE + "nothing_is_written_beyond_the_matrix_its_rows_and_their_memory",
     ),
 )
 

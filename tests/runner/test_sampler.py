@@ -140,8 +140,8 @@ def test_a_batch_of_plain_greedy_rows_costs_one_argmax() -> None:
     logits = random_logits(8)
     with Calls():
         sample(logits, [make_row(GREEDY)] * 8)
-    assert names.count("argmax") == 1
-    assert set(names) <= {"argmax", "gather", "squeeze", "select", "_local_scalar_dense", "detach"}
+    assert names.count("gather") == 1
+    assert set(names) <= {"gather", "squeeze", "lift_fresh", "detach"}  # numpy finds the ids
 
 
 @pytest.mark.parametrize("top", [[3], [0, 5], [60], [7, 8, 9]])

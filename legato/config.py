@@ -120,6 +120,12 @@ class EngineSettings(Section):
         description="Size of the KV cache, such as 4GiB. Default: 0.25 of free memory, 0.9 on a GPU.",
     )
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="Threads that compute on a CPU. Default: OMP_NUM_THREADS, else one for each core.",
+    )
     attention: Literal["auto", "cpu", "reference"] = Field(
         default="auto",
         description="cpu: compiled, bit-exact in every schedule. reference: plain torch. auto: cpu on a CPU.",

@@ -23,6 +23,8 @@ class RunnerOptions:
     """What the settings say of the runner."""
 
     device: str
+    threads: int | None
+    """On a CPU; torch's number if None."""
     dtype: str
     weights: str
     attention: str
@@ -48,6 +50,8 @@ def load_runner(
 ) -> LoadedRunner:
     """Load the weights and take the memory. Raises `ModelError` or `ConfigError`."""
     device = choose_device(options.device)
+    if options.threads is not None and device.type == "cpu":
+        torch.set_num_threads(options.threads)
     dtype = choose_dtype(options.dtype, device)
     dtype_name = str(dtype).removeprefix("torch.")
     spec = opened.spec

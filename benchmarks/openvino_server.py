@@ -1,40 +1,27 @@
 """An adapter: OpenVINO GenAI's continuous batching behind POST /v1/completions, so that it can be measured.
 
-OpenVINO GenAI has no HTTP server of its own. This one takes token ids, decodes greedily to `max_tokens`
-and streams token ids: what `benchmarks.peers` sends, and nothing more; it refuses the rest. The pipeline has
-a process of its own, since its `step` holds the interpreter lock: in one process the tokens of many steps
-would leave together. It does not know text.
+OpenVINO GenAI has no HTTP server of its own. The pipeline has a process of its own, since its `step` holds
+the interpreter lock: in one process the tokens of many steps would leave together.
 
-Runs in OpenVINO's own environment, not in Legato's: see benchmarks/README.md.
+Run from the project's root, in OpenVINO's own environment: see benchmarks/README.md.
 """
 
 import argparse
 import asyncio
-import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import openvino  # type: ignore[import-not-found]
 import openvino_genai  # type: ignore[import-not-found]
 import uvicorn
 from fastapi import FastAPI
-from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, Field
 
-
-class Body(BaseModel):
-    """The part of OpenAI's request that the adapter obeys."""
-
-    prompt: list[int] = Field(min_length=1)
-    max_tokens: int = Field(ge=1)
-    stream: Literal[True]
-    ignore_eos: Literal[True]
-    temperature: Literal[0]
+from benchmarks.adapter import Body, application
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,41 +123,6 @@ class Bridge:
                 self._connection.send(Cancel(id=id))
 
 
-def event(data: Mapping[str, object]) -> bytes:
-    return f"data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
-
-
-async def events(bridge: Bridge, body: Body) -> AsyncIterator[bytes]:
-    """One event for each step, then the usage."""
-    count = 0
-    async for tokens in bridge.stream(body):
-        count += len(tokens)
-        yield event({"choices": [{"index": 0, "text": "", "token_ids": tokens, "finish_reason": None}]})
-    yield event({"choices": [], "usage": {"prompt_tokens": len(body.prompt), "completion_tokens": count}})
-    yield b"data: [DONE]\n\n"
-
-
-def application(connection: Connection) -> FastAPI:
-    bridge = Bridge(connection)
-
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        asyncio.get_running_loop().add_reader(connection.fileno(), bridge.forward)
-        yield
-
-    app = FastAPI(lifespan=lifespan)
-
-    @app.get("/version")
-    async def version() -> dict[str, str]:
-        return {"version": f"{openvino_genai.__version__} (adapter)"}
-
-    @app.post("/v1/completions")
-    async def completions(body: Body) -> StreamingResponse:
-        return StreamingResponse(events(bridge, body), media_type="text/event-stream")
-
-    return app
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="OpenVINO GenAI's continuous batching over HTTP.")
     parser.add_argument("model", help="folder that optimum-cli export openvino wrote")
@@ -188,7 +140,15 @@ def main() -> None:
     theirs.close()
     try:
         ours.recv()
-        uvicorn.run(application(ours), host="127.0.0.1", port=options.port, log_level="warning")
+        bridge = Bridge(ours)
+
+        @asynccontextmanager
+        async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+            asyncio.get_running_loop().add_reader(ours.fileno(), bridge.forward)
+            yield
+
+        app = application(openvino_genai.__version__, bridge.stream, lifespan)
+        uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning")
         ours.send(None)
         process.join(timeout=30)
     except EOFError:

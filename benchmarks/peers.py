@@ -177,6 +177,8 @@ def report(comparison: Comparison, rows: Sequence[Row]) -> dict[str, object]:
 
 
 async def compare(options: argparse.Namespace, console: Console) -> None:
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
     comparison = Comparison(options.server, options.seed, options.patience)
     await comparison.start()
     chosen = [measurement for measurement in MEASUREMENTS if measurement.metrics[0].key in options.only]

@@ -50,7 +50,7 @@ class CpuAttention:
             raise ConfigError("cpu attention: this processor has no fused multiply-add")
         self._threads = threads or Threads(torch.get_num_threads())
         progress("preparing attention kernels (compiled at the first start)")
-        self.kernel = attend_kernel(progress)
+        self.kernel = attend_kernel()
         self._attend_to_one_token(head_dim)
         self.kernel.close()
 

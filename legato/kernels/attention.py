@@ -21,7 +21,7 @@ from numba import types
 
 from legato.kernels import attention_vector as vector
 from legato.kernels.attention_vector import AHEAD, FEW, FLOAT32, FOUR, SUMS, TILE_ROWS
-from legato.kernels.cache import Kernel, Progress, source_version
+from legato.kernels.cache import Kernel, source_version
 from legato.kernels.team import Team, sharing, tuple_type
 from legato.kernels.vector import LANES, VECTOR_BYTES, copy, next_number
 
@@ -127,7 +127,7 @@ _share, _get = sharing(
 )
 
 
-def attend_kernel(progress: Progress) -> Kernel:
+def attend_kernel() -> Kernel:
     """attend(team, step, q, k, v, out, keys, values): stores a step's K and V, then attends.
 
     Rows of q, k, v and out are tokens, those of the pools `keys` and `values` are slots. q and out are
@@ -154,7 +154,7 @@ def attend_kernel(progress: Progress) -> Kernel:
     def work(address: int, worker: int) -> None:
         _work(_get(address), worker, version)
 
-    return Kernel(attend, work, progress)
+    return Kernel(attend, work)
 
 
 @_compiled

@@ -8,8 +8,6 @@ from typing import Any
 import numba
 from numba import types
 
-Progress = Callable[[str], None]
-
 
 def source_version() -> int:
     """Stands for the source of this folder.
@@ -23,22 +21,20 @@ def source_version() -> int:
 class Kernel:
     """A compiled function, and the work that it shares with a team."""
 
-    def __init__(
-        self, entry: Any, work: Callable[[int, int], None] | None, progress: Progress = lambda _: None
-    ) -> None:
+    def __init__(self, entry: Any, work: Callable[[int, int], None] | None) -> None:
         """`entry(team, work, ..)`: `work` is the address of the compiled `work(context, worker)`.
 
         Both are kept where numba keeps things: NUMBA_CACHE_DIR, beside the source, or the user's cache.
         """
         self._entry = entry
-        self._work: Any = None
-        signature = types.void(types.int64, types.int64)
+        self.is_kept = True
+        """Whether a directory is writable, so that the next start need not compile."""
         try:
             entry.enable_caching()
-            self._work = None if work is None else numba.cfunc(signature, cache=True)(work)
         except RuntimeError:
-            progress("no directory is writable for compiled kernels: every start compiles them")
-            self._work = None if work is None else numba.cfunc(signature)(work)
+            self.is_kept = False
+        signature = types.void(types.int64, types.int64)
+        self._work: Any = None if work is None else numba.cfunc(signature, cache=self.is_kept)(work)
         self._address = 0 if self._work is None else self._work.address
 
     def __call__(self, team: Any, *arguments: Any) -> None:

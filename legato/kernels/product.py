@@ -18,7 +18,7 @@ from numba import types
 
 from legato.kernels import product_vector as vector
 from legato.kernels import row_vector
-from legato.kernels.cache import Kernel, Progress, source_version
+from legato.kernels.cache import Kernel, source_version
 from legato.kernels.product_vector import W8, W16, Format
 from legato.kernels.team import Team, sharing, tuple_type
 from legato.kernels.vector import VECTOR_BYTES, copy, next_number
@@ -125,7 +125,7 @@ _share, _get = sharing(
 )
 
 
-def project_kernel(progress: Progress) -> Kernel:
+def project_kernel() -> Kernel:
     """project(team, matrix, job, x, out, residual)"""
     version = source_version()
 
@@ -150,7 +150,7 @@ def project_kernel(progress: Progress) -> Kernel:
     def work(address: int, worker: int) -> None:
         _work(_get(address), worker, version)
 
-    return Kernel(project, work, progress)
+    return Kernel(project, work)
 
 
 @_compiled
@@ -319,7 +319,7 @@ _share_packing, _get_packing = sharing(
 )
 
 
-def pack_kernel(progress: Progress) -> Kernel:
+def pack_kernel() -> Kernel:
     """pack(team, matrix, rows, first, num_rows): rows of a matrix, from row `first` on, a panel's start.
 
     `rows` begins with row `first`.
@@ -335,7 +335,7 @@ def pack_kernel(progress: Progress) -> Kernel:
     def work(address: int, worker: int) -> None:  # noqa: ARG001
         _pack_panels(_get_packing(address), version)
 
-    return Kernel(pack, work, progress)
+    return Kernel(pack, work)
 
 
 @_compiled
@@ -366,7 +366,7 @@ def _pack_panel(matrix: Matrix, rows: Rows, first_panel: int, panel: int, num_ro
                 vector.pack_weights_w16(place, output, source)
 
 
-def read_kernel(progress: Progress) -> Kernel:
+def read_kernel() -> Kernel:
     """read(team, matrix, numbers, out, factor): rows of a packed matrix as floats, times a factor."""
     version = source_version()
 
@@ -386,4 +386,4 @@ def read_kernel(progress: Progress) -> Kernel:
             row_vector.scale(out.address + row * out.stride, scratch.ctypes.data, matrix.num_inputs, factor)
         return version
 
-    return Kernel(read, None, progress)
+    return Kernel(read, None)

@@ -21,14 +21,15 @@ from numba import types
 from numba.core import cgutils, errors
 from numba.extending import intrinsic
 
-from legato.kernels.cache import Kernel, Progress, source_version
+from legato.kernels.cache import Kernel, source_version
 from legato.kernels.vector import INT64, has
 
 _compiled: Any = numba.njit
 
-_NUMBER, _BUSY, _WORK, _CONTEXT, _WORKERS, _SIZE = 0, 64, 128, 136, 144, 192
+_NUMBER, _BUSY, _WORK, _CONTEXT, _WORKERS, _CALLERS, _SIZE = 0, 64, 128, 136, 144, 192, 256
 """Where things are in a team's state, in bytes: the number of the task, odd while it is open, and how many
-threads besides the caller are at it; then what to call, with what, and how many threads may."""
+threads besides the caller are at it; what to call, with what, and how many threads may; how many callers
+there are."""
 _WATCH, _PATIENCE = 300, 10_000
 """How often a thread looks for work before it lets others run each time, and before it sleeps."""
 
@@ -41,9 +42,12 @@ class Team(NamedTuple):
 
 
 class Threads:
-    """`count` threads, of which one is the caller. They end when nobody holds this object any more."""
+    """`count` threads, of which one is the caller. They end when nobody holds this object any more.
 
-    def __init__(self, count: int, *, progress: Progress = lambda _: None) -> None:
+    A second caller at the same time works alone. Not for a forked process, in which they are missing.
+    """
+
+    def __init__(self, count: int, *, progress: Callable[[str], None] = lambda _: None) -> None:
         memory = np.zeros(_SIZE // 8 + 8, np.int64)
         # Its own cache lines: two numbers in one would make threads wait for each other.
         state = memory[-memory.ctypes.data % 64 // 8 :]
@@ -51,7 +55,9 @@ class Threads:
         self._address: int = state.ctypes.data
         self._memory = memory
         self._sleepers: list[_Sleeper] = []
-        watch = Kernel(_build_watch(source_version()), None, progress)
+        watch = Kernel(_build_watch(source_version()), None)
+        if not watch.is_kept:
+            progress("no directory is writable for compiled kernels: every start compiles them")
         watch(self.team(1), 0, 0)
         self._sleepers = [_Sleeper() for _ in range(1, count)]
         for worker, sleeper in enumerate(self._sleepers, start=1):
@@ -180,10 +186,12 @@ def _wait(looked: int) -> None:
 @_compiled
 def share(team: Team, work: int, context: int) -> None:
     """Have `work(context, worker)` done by everyone who comes; returns when all who came are through."""
-    if team.workers == 1:
-        _call(work, context, 0)
-        return
     state = team.state
+    if team.workers == 1 or _add(state + _CALLERS, 1) > 0:
+        _call(work, context, 0)
+        if team.workers > 1:
+            _add(state + _CALLERS, -1)
+        return
     _write(state + _WORK, work)
     _write(state + _CONTEXT, context)
     _write(state + _WORKERS, team.workers)
@@ -194,6 +202,7 @@ def share(team: Team, work: int, context: int) -> None:
     while _read(state + _BUSY) != 0:
         looked += 1
         _wait(looked)
+    _add(state + _CALLERS, -1)
 
 
 def sharing(context: Any) -> tuple[Any, Any]:

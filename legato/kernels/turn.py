@@ -10,7 +10,7 @@ import numpy as np
 from numba import types
 
 from legato.kernels import row_vector
-from legato.kernels.cache import Kernel, Progress, source_version
+from legato.kernels.cache import Kernel, source_version
 from legato.kernels.team import Team, sharing, tuple_type
 from legato.kernels.vector import next_number
 
@@ -46,7 +46,7 @@ _share, _get = sharing(
 )
 
 
-def turn_kernel(progress: Progress) -> Kernel:
+def turn_kernel() -> Kernel:
     """turn(team, heads)"""
     version = source_version()
 
@@ -60,7 +60,7 @@ def turn_kernel(progress: Progress) -> Kernel:
     def work(address: int, worker: int) -> None:  # noqa: ARG001
         _turn_some(_get(address), version)
 
-    return Kernel(turn, work, progress)
+    return Kernel(turn, work)
 
 
 @_compiled

@@ -1,7 +1,7 @@
 """Linear layers behind one small protocol, so that the decoder never knows how a matrix is stored.
 
-A faster back end (packed fp16, int8) is another `LinearFactory`; it may keep the weight in its own form and
-drop the tensor that it was given.
+A faster product is another `LinearFactory`; it may keep the weight in its own form and drop the tensor that
+it was given.
 """
 
 from collections.abc import Callable

@@ -84,7 +84,7 @@ class CpuOps:
         self._threads = threads or Threads(torch.get_num_threads())
         progress("preparing linear kernels (compiled at the first start)")
         self.project, self.pack, self.read, self._turn = kernels = [
-            make(progress) for make in (project_kernel, pack_kernel, read_kernel, turn_kernel)
+            make() for make in (project_kernel, pack_kernel, read_kernel, turn_kernel)
         ]
         self._memory: dict[str, Tensor] = {}
         self._try_out()
@@ -184,7 +184,7 @@ class CpuProjection:
             if not (largest := float(part.abs().amax())) < form.weight_limit:
                 raise ModelError(
                     f"weights: a matrix holds {largest:.4g}; integers take less than {form.weight_limit:.0f} "
-                    "(--weights fp16 or dense takes more)"
+                    "(--weights dense takes more)"
                 )
             ops.pack(ops.team, self._matrix, _rows(part), first, len(part))
 
@@ -198,13 +198,21 @@ class CpuProjection:
         self._project(x, self._ops.memory("results", (len(x), self._width)), residual)
 
     def rows(self, numbers: Tensor, factor: float) -> Tensor:
-        """Rows of the matrix [in] by their numbers [T] int64, as they are computed with, times a factor."""
+        """Rows of the matrix [in] by their numbers [T] int64, as they are computed with, times a factor.
+
+        Raises IndexError for a row that there is not: compiled code would read what lies there.
+        """
+        if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < self._matrix.num_outputs:
+            raise IndexError(f"rows run from 0 to {self._matrix.num_outputs - 1}")
         out = torch.empty(len(numbers), self._matrix.num_inputs)
         self._ops.read(self._ops.team, self._matrix, numbers.numpy(), _rows(out), factor)
         return out
 
     def _project(self, x: Tensor, out: Tensor, residual: Tensor | None) -> None:
         ops, before, after = self._ops, self._before, self._norm
+        assert x.dtype == torch.float32, "compiled code reads floats"
+        assert x.shape[1] == self._matrix.num_inputs
+        assert x.stride(1) == 1, "side by side"
         size = packed_bytes(ops.form, len(x), self._matrix.num_inputs)
         job = Job(
             num_rows=len(x),

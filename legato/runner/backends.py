@@ -90,7 +90,7 @@ def choose_kv_dtype(
     """
     if asked != "auto":
         return choose_dtype(asked, device), "asked for"
-    return (torch.float16 if attention.name == "cpu" else dtype), "auto"
+    return (torch.float16 if attention.name == "cpu" and dtype == torch.float32 else dtype), "auto"
 
 
 def layer_ops(

@@ -9,7 +9,13 @@ from legato.errors import ConfigError
 from legato.models.decoder import Decoder
 from legato.models.load import OpenedModel
 from legato.models.spec import ModelSpec
-from legato.runner.backends import choose_attention, choose_kv_dtype, choose_weights, layer_ops, start_threads
+from legato.runner.backends import (
+    choose_attention,
+    choose_kv_dtype,
+    choose_weights,
+    layer_ops,
+    start_threads,
+)
 from legato.runner.device import choose_dtype, describe_device
 from legato.runner.kv_cache import KVCache, block_bytes, free_memory, size_blocks
 from legato.runner.runner import TorchRunner, choose_device
@@ -56,9 +62,10 @@ def load_runner(
     dtype_name = str(dtype).removeprefix("torch.")
     spec = opened.spec
     progress(f"loading {spec.num_layers} layers as {dtype_name} on {device}")
-    threads = start_threads(device, progress)
-    attention, attention_reason = choose_attention(options.attention, spec, device, threads, progress)
     weights, why = choose_weights(options.weights, spec, device, dtype)
+    is_compiled = options.attention != "reference" or weights in ("w16", "w8")
+    threads = start_threads(device, progress) if is_compiled else None
+    attention, attention_reason = choose_attention(options.attention, spec, device, threads, progress)
     decoder = Decoder(
         spec,
         opened.weights(dtype=dtype, device=device),

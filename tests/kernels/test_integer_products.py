@@ -143,6 +143,13 @@ def test_rows_are_read_as_they_are_computed_with(ops, kind, num_inputs, num_outp
     assert ((kept - weight).abs() <= 1.002 * half_a_step + 1e-10).all()
 
 
+@pytest.mark.parametrize("number", [50, -1, 1 << 40])
+def test_a_row_that_there_is_not_is_an_error_and_no_read_of_other_memory(ops, number):
+    layer = ops.projection(numbers((50, 64), 1, LARGEST_WEIGHT))
+    with pytest.raises(IndexError, match="rows run from 0 to 49"):
+        layer.rows(torch.tensor([0, number]), 1.0)
+
+
 @pytest.mark.parametrize("kind", ["w8"], scope="session")
 def test_the_weights_of_a_file_in_q8_0_stay_as_they_are(ops):
     """From scales that are hardly a float16 up to the largest that fit."""

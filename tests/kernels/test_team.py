@@ -109,3 +109,22 @@ def test_threads_end_when_nobody_holds_them(kernel):
     for thread in started:
         thread.join(timeout=60)
         assert not thread.is_alive()
+
+
+def test_callers_at_the_same_time_get_all_their_work_done(kernel):
+    threads, failed = Threads(2), []
+
+    def use():
+        try:
+            for _ in range(1000):
+                call(kernel, threads, 2)
+        except AssertionError as error:
+            failed.append(error)
+
+    users = [threading.Thread(target=use) for _ in range(3)]
+    for user in users:
+        user.start()
+    for user in users:
+        user.join(timeout=120)
+        assert not user.is_alive()
+    assert failed == []

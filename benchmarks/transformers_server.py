@@ -1,7 +1,8 @@
 """An adapter: the continuous batching of Hugging Face transformers behind POST /v1/completions.
 
 `transformers serve` takes prompts as text only, and the client sends token ids: this hands the ids to the
-same manager. Run from the project's root, in an environment with torch and transformers: see benchmarks/README.md.
+same manager. Run from the project's root, in an environment with torch and transformers: see
+benchmarks/README.md.
 """
 
 import argparse

@@ -15,6 +15,8 @@ class TokenEvent:
     sampled: Sampled
     finish: FinishReason | None
     """Set on the last token of a reply that ended by its own rule; no other event follows."""
+    num_cached: int = 0
+    """Prompt tokens that were found in the cache and not computed; the same in all events of a request."""
 
 
 @dataclass(frozen=True, slots=True)

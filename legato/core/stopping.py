@@ -16,6 +16,8 @@ class FinishReason(Enum):
     """`max_tokens` tokens."""
     ABORT = "abort"
     """The client left."""
+    TIMEOUT = "timeout"
+    """Its deadline passed."""
     ERROR = "error"
     """The step it was in failed."""
 

@@ -55,6 +55,7 @@ class StepRecord:
             "admitted": schedule.admitted,
             "preempted": schedule.preempted,
             "left_out": {request_id: reason.value for request_id, reason in schedule.left_out},
+            "queue": None if schedule.queue is None else schedule.queue.value,
             "sampled": [event.request_id for event in self.events if isinstance(event, TokenEvent)],
             "running": self.num_running,
             "waiting": self.num_waiting,

@@ -10,8 +10,8 @@ request may ask for: it is 1 right after a preemption and fades over the next st
 preempted does not come back only to be preempted again.
 
 A *guaranteed* sequence is never preempted: it is admitted only if all guaranteed ones together can grow to
-their very end. Strict admission guarantees everyone; otherwise it is who was preempted `MAX_PREEMPTIONS` times,
-which bounds what any request is computed again.
+their very end. Strict admission guarantees everyone; otherwise it is who was preempted `MAX_PREEMPTIONS`
+times, which bounds what any request is computed again.
 """
 
 import math

@@ -102,6 +102,7 @@ class Draft:
             preempted=tuple(self._preempted),
             left_out=tuple(self._left_out.items()),
             queue=(self._closed or Reason.TURN) if others else None,
+            num_behind=others,
         )
 
     def _candidates(self) -> list[tuple[Key, Sequence]]:

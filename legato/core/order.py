@@ -72,7 +72,7 @@ class Shortest:
 
 @dataclass(frozen=True, slots=True)
 class Priority:
-    """The lowest `Request.priority` first (as vLLM), then first come. What is urgent enough starves the rest."""
+    """The lowest `Request.priority` first (as vLLM), then first come. The urgent may starve others."""
 
     ending_share = 0.0
 

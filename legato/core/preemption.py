@@ -1,8 +1,8 @@
 """Who loses its blocks when the running sequences need more than there are.
 
-A preempted sequence keeps its tokens, and its computed blocks stay known in the pool until they are taken, the
-last ones first. So it loses only as many tail blocks as are really needed, and what is computed again is that
-tail. The victim is who has the least to compute again for each block that it frees.
+A preempted sequence keeps its tokens, and its computed blocks stay known in the pool until they are taken,
+the last ones first. So it loses only as many tail blocks as are really needed, and that tail is what is
+computed again. The victim is who has the least to compute again for each block that it frees.
 
 Never preempted: guaranteed sequences, and the most senior one. So that one always gets on and ends.
 """

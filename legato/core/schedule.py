@@ -69,6 +69,8 @@ class Schedule:
     the reason of each."""
     queue: Reason | None = None
     """Why all others in the queue wait; None if there are none."""
+    num_behind: int = 0
+    """How many these are."""
 
     @cached_property
     def runs(self) -> tuple[Chunk, ...]:

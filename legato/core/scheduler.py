@@ -9,9 +9,9 @@ waiting ones in one order.
     plan(scheduler, schedule)    (core.plan) the integers for the runner
     complete(result) -> events   appends tokens, ends what is done, frees its blocks
 
-What may enter this file: where sequences are and who holds blocks. Who comes first belongs to `order`, who may
-come in to `admission`, who loses its blocks to `preemption`, how long a chunk is to the prefill policy, when a
-reply ends to `stopping`, tensors and text to other rooms. Time is an argument.
+What may enter this file: where sequences are and who holds blocks. Who comes first belongs to `order`, who
+may come in to `admission`, who loses its blocks to `preemption`, how long a chunk is to the prefill policy,
+when a reply ends to `stopping`, tensors and text to other rooms. Time is an argument.
 """
 
 import heapq

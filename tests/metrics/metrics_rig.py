@@ -145,7 +145,8 @@ def make_world(
 ) -> World:
     """First come, first served and without foresight, to be followed by hand.
 
-    Steps take one second, unless `step_seconds` says otherwise; powers of two keep sums exact."""
+    Steps take one second, unless `step_seconds` says otherwise; powers of two keep sums exact.
+    """
     clock = FakeClock()
     watcher = Watcher()
     metrics = Metrics(model_name="fake", budget=budget, num_blocks=num_blocks, block_size=block_size)

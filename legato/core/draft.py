@@ -111,8 +111,6 @@ class Draft:
             self._closed = Reason.PREEMPTION
         elif len(self._running) >= self._scheduler.config.max_running:
             self._closed = Reason.MAX_RUNNING
-        elif self._budget < 1:
-            self._closed = Reason.BUDGET
         elif self._scheduler.waiting:
             self._admission = Admission(self._scheduler, self._running)
             return self._scheduler.waiting.head(MAX_LOOKED_AT)
@@ -145,7 +143,7 @@ class Draft:
     def _try_place(self, prompt: Sequence) -> Reason | None:
         """Give a prompt a chunk, and if it waits its blocks; or say why not."""
         if self._budget < 1:
-            self._closed = Reason.TURN if self._chunks else Reason.BUDGET
+            self._closed = Reason.BUDGET
             return self._closed
         if prompt.status is Status.RUNNING:
             return self._try_chunk(prompt, prompt.num_computed)
@@ -203,7 +201,7 @@ class Draft:
         """Whether to wait for a prefix that another sequence computes in this very step.
 
         It is sooner if the leader, at its present pace, needs no more steps to the end of what both have in
-        common than the prompt would need by itself with what is left of the budget.
+        common than the prompt would need by itself, with the chunk that it could get now.
         """
         wanted = self._scheduler.shareable(prompt)[num_found:]
         if not wanted or wanted[0] not in self._leaders:
@@ -211,7 +209,7 @@ class Draft:
         leader, chunk = self._leaders[wanted[0]]
         theirs = leader.chain[num_found + 1 :]
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(wanted, theirs, strict=False)))
-        end = (num_found + common) * self._pool.block_size
-        led = -(-(end - chunk.start) // chunk.length)
-        alone = -(-common * self._pool.block_size // self._budget)
-        return led <= alone
+        num_common = common * self._pool.block_size
+        own_chunk = self._scheduler.prefill_policy.chunk_len(num_common, self._budget, False)
+        end = num_found * self._pool.block_size + num_common
+        return own_chunk < 1 or (end - chunk.start) / chunk.length <= num_common / own_chunk

@@ -47,21 +47,25 @@ def choose_victims(running: Iterable[Sequence], pool: BlockPool) -> list[Sequenc
     victims: list[Sequence] = []
     released: Counter[int] = Counter()
     while missing > 0 and left:
-        gains = [needs.get(s.id, 0) + _num_freed(s, released, pool) for s in left]
-        ranked = [_rank(s, gain, missing, pool) for s, gain in zip(left, gains, strict=True)]
-        choice = ranked.index(min(ranked))
+        own = [needs.get(sequence.id, 0) for sequence in left]
+        freed = [_num_freed(sequence, released, pool) for sequence in left]
+        ranks = [_rank(*one, missing, pool) for one in zip(left, own, freed, strict=True)]
+        choice = ranks.index(min(ranks))
         victims.append(left.pop(choice))
-        missing -= gains[choice]
+        missing -= own[choice] + freed[choice]
         released.update(victims[-1].blocks)
     return victims
 
 
-def _rank(sequence: Sequence, gain: int, missing: int, pool: BlockPool) -> tuple[float, ...]:
-    """The least is preempted first. `gain` is how many blocks fewer are missing without the sequence."""
+def _rank(sequence: Sequence, own: int, freed: int, missing: int, pool: BlockPool) -> tuple[float, ...]:
+    """The least is preempted first. Without it, `own` blocks fewer are missing and `freed` more are there; of
+    these only so many are taken as are missing, and only what was in them is computed again."""
+    gain = min(own + freed, missing)
     if gain == 0:  # all its blocks are shared: it helps only together with those that share them
         return (1, 0, 0, -sequence.number)
-    cost = (1 + recompute_cost(sequence, min(missing, gain), pool.block_size)) / gain
-    return (0, -sequence.request.priority, cost * (1 + sequence.num_preemptions), -sequence.number)
+    pause = pool.block_size  # that a reply stops for a while counts as much as a block: rather few victims
+    cost = pause + recompute_cost(sequence, max(gain - own, 0), pool.block_size)
+    return (0, -sequence.request.priority, cost / gain * (1 + sequence.num_preemptions), -sequence.number)
 
 
 def _num_freed(sequence: Sequence, released: Counter[int], pool: BlockPool) -> int:

@@ -12,9 +12,9 @@ class Reason(Enum):
     """Why a sequence gets no token in a step."""
 
     BUDGET = "budget"
-    """Decodes fill the step."""
+    """The step's tokens go to decodes and to prompts that come before it in the order."""
     TURN = "turn"
-    """The step's tokens go to prompts that come before it in the order."""
+    """It is so far back in the queue that the step does not look at it."""
     POLICY = "policy"
     """The prefill policy leaves it out of this step, as `WholePrompt` does when the rest is too long."""
     MIN_CHUNK = "min_chunk"

@@ -46,6 +46,10 @@ class Admission:
         """Blocks to the very end of the guaranteed sequences that were admitted in this step."""
         self._empty = not self._running
 
+    def may_fit(self, sequence: Sequence) -> bool:
+        """Whether there is room for it if all that it could share were held by others. Cheap."""
+        return self._empty or self._end_blocks(sequence) - len(sequence.chain) < self._room
+
     def fits(self, sequence: Sequence, found: list[int]) -> bool:
         """Whether there is room for a sequence that finds the blocks `found` computed."""
         shared = self._num_held(found)
@@ -72,10 +76,11 @@ class Admission:
     def _end_blocks(self, sequence: Sequence) -> int:
         """Blocks that a sequence is expected to hold at its end."""
         full = sequence.request.max_computed
-        caution = 1.0 if sequence.guaranteed else self._scheduler.caution
-        remaining = self._scheduler.replies.remaining(sequence.num_generated)
-        expected = min(sequence.num_known + remaining - 1, full)
-        return self._pool.blocks_for(math.ceil(expected + caution * (full - expected)))
+        if sequence.guaranteed:
+            return self._pool.blocks_for(full)
+        expected = sequence.num_known + self._scheduler.replies.remaining(sequence.num_generated) - 1
+        end = expected + self._scheduler.caution * (full - expected)
+        return self._pool.blocks_for(min(math.ceil(end), full))
 
     def _full_blocks(self, sequence: Sequence) -> int:
         return self._pool.blocks_for(sequence.request.max_computed)

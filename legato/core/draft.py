@@ -19,11 +19,11 @@ from legato.core.sequence import Sequence
 if TYPE_CHECKING:
     from legato.core.scheduler import Scheduler
 
-MAX_LOOKED_AT, MAX_REFUSED = 64, 16
+MAX_LOOKED_AT, MAX_REFUSED = 64, 8
 """How many waiting sequences a step looks at, and after how many that cannot start it gives up: what is
 further back waits for its turn."""
 MAX_OVERTAKEN = 32
-"""Times that a sequence without blocks to start is overtaken by later ones that need fewer."""
+"""Times that the first of the queue is overtaken while it finds no blocks or no place."""
 OVERDUE_STEPS = 16
 """A started prompt that got nothing for so many steps goes first, whatever the order says."""
 PARTIAL_SHARE = 0.5
@@ -43,6 +43,7 @@ class Draft:
         self._admitted: list[RequestId] = []
         self._preempted: list[RequestId] = []
         self._left_out: dict[RequestId, Reason] = {}
+        self._num_refused = 0
         self._closed: Reason | None = None
         """Why nobody further is taken from the queue in this step."""
         self._admission: Admission | None = None
@@ -72,21 +73,19 @@ class Draft:
         self._partial_blocks = sum(len(s.blocks) for s in started)
         prompts = self._in_order(started, self._candidates())
         kept = int(self._budget * self._scheduler.order.ending_share)
-        placed: set[RequestId] = set()
+        settled: set[RequestId] = set()
+        for prompt in prompts if kept > 0 else ():
+            if not self._is_barred(prompt) and self._ends_within(prompt, kept):
+                settled.add(prompt.id)
+                if self._settle(prompt):
+                    kept -= self._chunks[-1].length
+            if self._num_refused == MAX_REFUSED:
+                break
+        self._num_refused = 0
         for prompt in prompts:
-            if kept > 0 and self._fits_in(prompt, kept) and self._try_place(prompt) is None:
-                kept -= self._chunks[-1].length
-                placed.add(prompt.id)
-        num_refused = 0
-        for prompt in prompts:
-            waits = prompt.status is not Status.RUNNING
-            if prompt.id in placed or (waits and self._closed is not None):
-                continue
-            reason = self._try_place(prompt)
-            if reason is not None:
-                self._left_out[prompt.id] = reason
-                num_refused += waits
-            if num_refused == MAX_REFUSED:
+            if prompt.id not in settled:
+                self._settle(prompt)
+            if self._num_refused == MAX_REFUSED:
                 self._closed = self._closed or Reason.TURN
 
     def schedule(self, step: int, now: float) -> Schedule:
@@ -131,14 +130,30 @@ class Draft:
         places += [(True, key, candidate) for key, candidate in waiting]
         return [sequence for _, _, sequence in sorted(places)]
 
-    def _fits_in(self, prompt: Sequence, num_tokens: int) -> bool:
+    def _is_barred(self, prompt: Sequence) -> bool:
+        return prompt.id in self._behind and self._behind[prompt.id] not in self._admitted
+
+    def _ends_within(self, prompt: Sequence, num_tokens: int) -> bool:
         """Whether a chunk of at most so many tokens ends a prompt."""
-        if prompt.status is Status.RUNNING:
-            return prompt.remaining <= num_tokens
-        if prompt.size > num_tokens and not prompt.num_preemptions:
-            return False  # as it was when it came; good enough, and cheap
-        found = len(self._scheduler.find_prefix(prompt))
-        return prompt.num_known - found * self._pool.block_size <= num_tokens
+        remaining = prompt.remaining
+        if prompt.status is not Status.RUNNING:
+            if prompt.size > num_tokens and not prompt.num_preemptions:
+                return False  # as it was when it came: good enough, and cheap
+            remaining -= len(self._scheduler.find_prefix(prompt)) * self._pool.block_size
+        chunk = self._scheduler.prefill_policy.chunk_len(remaining, num_tokens, False)
+        return remaining <= min(chunk, num_tokens)
+
+    def _settle(self, prompt: Sequence) -> bool:
+        """Place a prompt, or note why it is left out. Nothing is noted of those behind the end of the queue's
+        part that this step looks at: `Schedule.queue` says it for all of them."""
+        waits = prompt.status is not Status.RUNNING
+        if waits and self._closed is not None:
+            return False
+        reason = self._try_place(prompt)
+        if reason is not None:
+            self._left_out[prompt.id] = reason
+            self._num_refused += waits
+        return reason is None
 
     def _try_place(self, prompt: Sequence) -> Reason | None:
         """Give a prompt a chunk, and if it waits its blocks; or say why not."""
@@ -151,7 +166,9 @@ class Draft:
         if len(self._running) + len(self._admitted) >= self._scheduler.config.max_running:
             self._closed = Reason.MAX_RUNNING
             return self._closed
-        if prompt.id in self._behind and self._behind[prompt.id] not in self._admitted:
+        if self._is_barred(prompt):
+            return Reason.BLOCKS
+        if not self._admission.may_fit(prompt):
             return Reason.BLOCKS
         found = self._scheduler.find_prefix(prompt)
         if not self._admission.fits(prompt, found):

@@ -97,7 +97,7 @@ def plan(scheduler: "Scheduler", schedule: "Schedule") -> StepPlan:
     seqs: list[ForwardSeq] = []
     sample: list[SampleRow] = []
     for chunk in schedule.runs:
-        sequence = scheduler.sequence(chunk.request_id)
+        sequence = scheduler.running[chunk.request_id]
         if chunk.last:
             sample.append(sequence.sample_row(len(seqs)))
         tokens = tuple(sequence.tokens[chunk.start : chunk.end])

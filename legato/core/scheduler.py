@@ -262,7 +262,8 @@ class Scheduler:
             if sequence is None:
                 continue
             sequence.num_computed = run.end
-            self._publish(sequence, run.start)
+            if run.end // self.blocks.block_size > run.start // self.blocks.block_size:
+                self._publish(sequence, run.start)
             if token is None:
                 continue
             sequence.tokens.append(token.token)
@@ -318,23 +319,20 @@ class Scheduler:
         self.running[request_id] = sequence
 
     def _note_overtaken(self, schedule: Schedule) -> None:
-        """Count, for each sequence that lacked blocks, the later ones that were admitted in its place."""
+        """Count how often the first of the queue is overtaken for want of blocks or of a place."""
         if schedule.admitted:
-            admitted = [self.order.key(self.waiting[request_id]) for request_id in schedule.admitted]
-            for request_id, reason in schedule.left_out:
-                if reason is Reason.BLOCKS and request_id in self.waiting:
-                    sequence = self.waiting[request_id]
-                    key = self.order.key(sequence)
-                    sequence.num_overtaken += sum(1 for other in admitted if other > key)
+            [(_, first)] = self.waiting.head(1)
+            reason = schedule.reasons.get(first.id, schedule.queue)
+            if first.id not in schedule.admitted and reason in (Reason.BLOCKS, Reason.MAX_RUNNING):
+                first.num_overtaken += len(schedule.admitted)
 
     def _publish(self, sequence: Sequence, start: int) -> None:
         """The blocks that a run filled, the first of them from position `start` on, may be shared now."""
         size = self.blocks.block_size
-        first, end = start // size, sequence.num_computed // size
-        if first < end:
-            extend(sequence.chain, sequence.tokens[: end * size], size)
-            for i in range(first, end):
-                self.blocks.publish(sequence.blocks[i], sequence.chain[i + 1])
+        end = sequence.num_computed // size
+        extend(sequence.chain, sequence.tokens[: end * size], size)
+        for i in range(start // size, end):
+            self.blocks.publish(sequence.blocks[i], sequence.chain[i + 1])
 
     def _grow(self, sequence: Sequence) -> None:
         """Give a running sequence blocks for all its known tokens."""

@@ -364,11 +364,11 @@ def test_everyone_left_out_has_a_reason_without_a_list_as_long_as_the_queue(
 
 
 def test_who_is_too_far_back_to_be_looked_at_waits_for_its_turn() -> None:
-    """20 prompts that do not fit: 16 are looked at, and the step gives up."""
+    """20 prompts that do not fit: 8 are looked at, and the step gives up."""
     rig = rig_with_a_full_pool()
     rig.step()
     for i in range(20):
         rig.add(f"w{i}", distinct(i + 1, 9), max_tokens=4)
     schedule = rig.decide()
     assert set(schedule.reasons.values()) == {Reason.BLOCKS}
-    assert (schedule.queue, schedule.num_behind) == (Reason.TURN, 4)
+    assert (schedule.queue, schedule.num_behind) == (Reason.TURN, 12)

@@ -48,8 +48,8 @@ class Bench:
     spec: ModelSpec
     num_blocks: int = 64
     budget: int = 16
-    order: Order = Fair()
-    policy: PrefillPolicy = FillBudget()
+    order: Order = field(default_factory=Fair)
+    policy: PrefillPolicy = field(default_factory=FillBudget)
     prefix_cache: bool = True
     replies: dict[str, list[Sampled]] = field(default_factory=dict)
     cached: dict[str, int] = field(default_factory=dict)

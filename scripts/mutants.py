@@ -107,8 +107,8 @@ MUTANTS = (
     Mutant(
         "admission by the known tokens only",
         "legato/core/admission.py",
-        "if self._end_blocks(sequence) - shared > self._room:",
-        "if self._pool.blocks_for(sequence.num_known) - shared > self._room:",
+        "return self._end_blocks(sequence) - shared <= self._room",
+        "return self._pool.blocks_for(sequence.num_known) - shared <= self._room",
         SCHEDULER + "admission_needs_the_whole_prompt_and_a_block_more",
     ),
     Mutant(
@@ -142,15 +142,15 @@ MUTANTS = (
     Mutant(
         "a stop token counts before min_tokens",
         "legato/core/stopping.py",
-        "sequence.num_generated > params.min_tokens and",
+        "num_generated > params.min_tokens and",
         "",
         SCHEDULER + "no_stop_token_counts_before_min_tokens",
     ),
     Mutant(
         "one token too few",
         "legato/core/stopping.py",
-        "sequence.num_generated >= params.max_tokens",
-        "sequence.num_generated >= params.max_tokens - 1",
+        "num_generated >= params.max_tokens",
+        "num_generated >= params.max_tokens - 1",
         SCHEDULER + "exactly_max_tokens_are_made",
     ),
     # Of what is shared.
@@ -294,8 +294,8 @@ MUTANTS = (
     Mutant(
         "virtual time stands still",
         "legato/core/scheduler.py",
-        "self.virtual_time += schedule.num_prefill_tokens / num_prompts",
-        "self.virtual_time += 0 / num_prompts",
+        "self.virtual_time += max(share, AGEING * self.config.max_batch_tokens)",
+        "self.virtual_time += 0",
         ORDER + "a_giant_gets_on_under_a_stream_of_short_prompts",
     ),
     Mutant(
@@ -303,7 +303,7 @@ MUTANTS = (
         "legato/core/draft.py",
         "kept = int(self._budget * self._scheduler.order.ending_share)",
         "kept = 0",
-        ORDER + "a_chatter_beside_ten_pasted_prompts_is_answered_as_if_alone",
+        ORDER + "a_share_of_each_step_is_kept_for_prompts_that_end_in_it",
     ),
     Mutant(
         "overdue prompts get no turn",
@@ -338,7 +338,7 @@ MUTANTS = (
         "legato/core/scheduler.py",
         "first.num_overtaken += len(schedule.admitted)",
         "first.num_overtaken += 0",
-        ORDER + "light_prompts_pass_a_heavy_one_that_lacks_blocks_but_not_for_ever",
+        ORDER + "a_heavy_prompt_starts_though_light_ones_take_every_block_that_is_freed",
     ),
     Mutant(
         "one heavy prompt blocks all light ones",
@@ -391,11 +391,11 @@ MUTANTS = (
         ADMISSION + "a_pool_in_which_everyone_is_preempted_finishes_all_with_the_right_replies",
     ),
     Mutant(
-        "more guaranteed than there is",
+        "who is guaranteed comes in by the expected need",
         "legato/core/admission.py",
-        "return need <= self._pool.num_blocks",
-        "return need > 0",
-        ADMISSION + "who_was_preempted_often_comes_back_only_for_good",
+        "        if sequence.guaranteed:\n",
+        "        if not sequence.request:\n",
+        ADMISSION + "strict_admission_looks_at_the_most_that_may_be_asked_for",
     ),
     Mutant(
         "the dearest is preempted",

@@ -9,9 +9,9 @@ How far a reply is expected to grow is learned (`ReplyLengths`). `caution` moves
 request may ask for: it is 1 right after a preemption and fades over the next steps, so that what was
 preempted does not come back only to be preempted again.
 
-A *guaranteed* sequence is never preempted: it is admitted only if all guaranteed ones together can grow to
-their very end. Strict admission guarantees everyone; otherwise it is who was preempted `MAX_PREEMPTIONS`
-times, which bounds what any request is computed again.
+A *guaranteed* sequence is never preempted. Its expected need is all that it may ask for, as a newcomer and
+while it runs: so all guaranteed ones together can always grow to their very end. Strict admission guarantees
+everyone; otherwise it is who was preempted `MAX_PREEMPTIONS` times, which bounds what is computed again.
 """
 
 import math
@@ -42,8 +42,6 @@ class Admission:
             self._room -= growth + int(WATERMARK * self._pool.num_blocks)
         self._pinned: set[int] = set()
         """Cached blocks that those admitted in this step share: no longer free."""
-        self._promised = 0
-        """Blocks to the very end of the guaranteed sequences that were admitted in this step."""
         self._empty = not self._running
 
     def may_fit(self, sequence: Sequence) -> bool:
@@ -55,17 +53,12 @@ class Admission:
         shared = self._num_held(found)
         if self._empty:
             return self._pool.blocks_for(sequence.num_known) - shared <= self._room
-        if self._end_blocks(sequence) - shared > self._room:
-            return False
-        # In strict mode everyone's end is in the room already.
-        return self._scheduler.config.strict or not sequence.guaranteed or self._can_guarantee(sequence)
+        return self._end_blocks(sequence) - shared <= self._room
 
     def admit(self, sequence: Sequence, found: list[int]) -> None:
         """Take the room for it."""
         self._room -= self._end_blocks(sequence) - self._num_held(found)
         self._pinned.update(found)
-        if sequence.guaranteed:
-            self._promised += self._full_blocks(sequence)
         if self._empty:
             self._room -= int(WATERMARK * self._pool.num_blocks)
         self._empty = False
@@ -81,14 +74,3 @@ class Admission:
         expected = sequence.num_known + self._scheduler.replies.remaining(sequence.num_generated) - 1
         end = expected + self._scheduler.caution * (full - expected)
         return self._pool.blocks_for(min(math.ceil(end), full))
-
-    def _full_blocks(self, sequence: Sequence) -> int:
-        return self._pool.blocks_for(sequence.request.max_computed)
-
-    def _can_guarantee(self, sequence: Sequence) -> bool:
-        """Whether all guaranteed sequences and this one can hold all that they can ever need at once."""
-        guaranteed = [other for other in self._running if other.guaranteed]
-        held = {block for other in guaranteed for block in other.blocks}
-        growth = sum(self._full_blocks(other) - len(other.blocks) for other in guaranteed)
-        need = len(held) + growth + self._promised + self._full_blocks(sequence)
-        return need <= self._pool.num_blocks

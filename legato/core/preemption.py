@@ -37,9 +37,11 @@ def choose_victims(running: Iterable[Sequence], pool: BlockPool) -> list[Sequenc
     The most urgent class loses last; within a class the cheapest goes first, and being preempted before
     makes dearer.
     """
-    left = list(running)
-    needs = {s.id: pool.blocks_for(s.num_known) - len(s.blocks) for s in left if s.remaining == 1}
-    missing = sum(needs.values()) - pool.num_free
+    left, size = list(running), pool.block_size
+    needy = {
+        s.id for s in left if len(s.tokens) > len(s.blocks) * size
+    }  # decodes: prompts have all they need
+    missing = len(needy) - pool.num_free
     if missing <= 0:
         return []
     left.remove(min(left, key=seniority))
@@ -47,7 +49,7 @@ def choose_victims(running: Iterable[Sequence], pool: BlockPool) -> list[Sequenc
     victims: list[Sequence] = []
     released: Counter[int] = Counter()
     while missing > 0 and left:
-        own = [needs.get(sequence.id, 0) for sequence in left]
+        own = [int(sequence.id in needy) for sequence in left]
         freed = [_num_freed(sequence, released, pool) for sequence in left]
         ranks = [_rank(*one, missing, pool) for one in zip(left, own, freed, strict=True)]
         choice = ranks.index(min(ranks))

@@ -36,6 +36,8 @@ from legato.core.sequence import Sequence
 from legato.core.stopping import FinishReason, finish_reason
 from legato.errors import ConfigError, ContextLengthError, RequestError
 
+AGEING = 1 / 64
+"""Share of the budget by which virtual time advances in every step, at least."""
 CALM = 0.97
 """What is left of the caution after a preemption, step by step: half of it after 23 steps."""
 
@@ -94,7 +96,7 @@ class Scheduler:
         self.running: dict[RequestId, Sequence] = {}
         """Sequences that hold blocks, in the order in which they were admitted."""
         self.virtual_time = 0.0
-        """Tokens that every prompt would have got by now if all had shared every step equally."""
+        """Tokens that every prompt would have got by now if all had shared every step equally, or a few more."""
         self.caution = 0.0
         """0: admit by expected need. 1: by full need, as right after a preemption."""
         self._num_added = 0
@@ -236,14 +238,14 @@ class Scheduler:
         starts = {chunk.request_id: chunk.start for chunk in schedule.chunks}
         for request_id in schedule.admitted:  # all of them first: no block that one shares may be evicted
             self._admit(request_id, starts[request_id])
+        size = self.blocks.block_size
         for run in schedule.runs:
-            self._grow(self.running[run.request_id])
+            sequence = self.running[run.request_id]
+            if len(sequence.tokens) > len(sequence.blocks) * size:
+                self._grow(sequence)
         for chunk in schedule.chunks:
             self.running[chunk.request_id].last_step = self.step
-        if schedule.chunks:
-            left_out = sum(1 for request_id, _ in schedule.left_out if request_id in self.running)
-            num_prompts = len(schedule.chunks) + left_out + len(self.waiting)
-            self.virtual_time += schedule.num_prefill_tokens / num_prompts
+        self._advance_virtual_time(schedule)
         self.caution = 1.0 if schedule.preempted else self.caution * CALM
         self._in_flight = schedule
         self.step += 1
@@ -254,15 +256,15 @@ class Scheduler:
         Sequences that were aborted meanwhile are skipped, their sampled tokens dropped.
         """
         schedule = self._land()
-        sampled = iter(result.sampled)
+        sampled, size = iter(result.sampled), self.blocks.block_size
         events: list[Event] = []
         for run in schedule.runs:
             token = next(sampled) if run.last else None
             sequence = self.running.get(run.request_id)
             if sequence is None:
                 continue
-            sequence.num_computed = run.end
-            if run.end // self.blocks.block_size > run.start // self.blocks.block_size:
+            sequence.num_computed = end = run.start + run.length
+            if end // size > run.start // size:
                 self._publish(sequence, run.start)
             if token is None:
                 continue
@@ -318,6 +320,13 @@ class Scheduler:
         sequence.move(Move.ADMIT)
         self.running[request_id] = sequence
 
+    def _advance_virtual_time(self, schedule: Schedule) -> None:
+        """By an equal share of the step's prompt tokens, or a little where so many wait that it is less."""
+        left_out = sum(1 for request_id, _ in schedule.left_out if request_id in self.running)
+        num_prompts = len(schedule.chunks) + left_out + len(self.waiting)
+        share = schedule.num_prefill_tokens / max(num_prompts, 1)
+        self.virtual_time += max(share, AGEING * self.config.max_batch_tokens)
+
     def _note_overtaken(self, schedule: Schedule) -> None:
         """Count how often the first of the queue is overtaken for want of blocks or of a place."""
         if schedule.admitted:
@@ -337,8 +346,6 @@ class Scheduler:
     def _grow(self, sequence: Sequence) -> None:
         """Give a running sequence blocks for all its known tokens."""
         missing = self.blocks.blocks_for(sequence.num_known) - len(sequence.blocks)
-        if not missing:
-            return
         taken = self.blocks.try_take(missing)
         if taken is None:
             raise RuntimeError(f"the schedule promised {missing} blocks, {self.blocks.num_free} are free")

@@ -234,6 +234,36 @@ def test_light_prompts_pass_a_heavy_one_that_lacks_blocks_but_not_for_ever(order
     rig.assert_idle()
 
 
+@ALL
+def test_a_heavy_prompt_starts_though_light_ones_take_every_block_that_is_freed(order: Order) -> None:
+    """D-04: in every step one more comes, and ten of them fill the pool for 30 steps. The bound: in
+    192 steps the heavy one has aged by the 192 tokens that it is longer; those that came meanwhile go first,
+    and so many more overtake it, one in 4 steps; those that run come to their end."""
+    rig = build_rig(budget=64, num_blocks=100, block_size=4, max_running=64, order=order, strict=True)
+    for i in range(10):
+        rig.add(f"first{i}", distinct(i, 8), max_tokens=30)
+        rig.step()
+    rig.add("heavy", distinct(50, 200), max_tokens=2)
+    for i in range(4 * (192 + MAX_OVERTAKEN) + 60):
+        rig.add(f"light{i}", distinct(i, 8), max_tokens=30)
+        rig.step()
+        if rig.tokens("heavy"):
+            return
+    raise AssertionError("the heavy one starves")
+
+
+def test_a_share_of_each_step_is_kept_for_prompts_that_end_in_it() -> None:
+    """A giant that was preempted before comes first in every order; a short prompt still ends at once."""
+    rig = build_rig(budget=16, num_blocks=200, block_size=4, order=Fair())
+    rig.add("giant", distinct(0, 320), max_tokens=1)
+    rig.step()
+    rig.scheduler.sequence(RequestId("giant")).num_preemptions = 1
+    rig.add("short", distinct(1, 8), max_tokens=1)
+    rig.add("longer than the share", distinct(2, 9), max_tokens=1)
+    schedule = rig.step()
+    assert [(run.request_id, run.length) for run in schedule.chunks] == [("short", 8), ("giant", 8)]
+
+
 def test_four_cold_prompts_of_many_chunks_all_run_as_soon_as_they_are_computed() -> None:
     """D-07: no fullness is remembered: all four run within the time that their prompts take."""
     rig = build_rig(budget=16, num_blocks=64, block_size=4, max_running=4, order=Fair())

@@ -137,8 +137,8 @@ class Draft:
         """Whether a chunk of at most so many tokens ends a prompt."""
         remaining = prompt.remaining
         if prompt.status is not Status.RUNNING:
-            if prompt.size > num_tokens and not prompt.num_preemptions:
-                return False  # as it was when it came: good enough, and cheap
+            if prompt.size > num_tokens and not self._pool.find(prompt.chain[1:2]):
+                return False  # it was too long when it came, and nothing of it is computed now: cheap to see
             remaining -= len(self._scheduler.find_prefix(prompt)) * self._pool.block_size
         chunk = self._scheduler.prefill_policy.chunk_len(remaining, num_tokens, False)
         return remaining <= min(chunk, num_tokens)

@@ -50,6 +50,7 @@ class Fair:
     Virtual time is what each prompt would have got by now under equal shares, so entry + size is when one
     would be through (Demers, Keshav, Shenker 1989). Served in this order a prompt is hardly ever later than
     under equal shares, mostly earlier, and steps hold a few long chunks instead of a crumb of every prompt.
+    Under overload virtual time runs a little faster than equal shares would have it, so that nobody starves.
     """
 
     ending_share = 0.5

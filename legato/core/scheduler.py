@@ -96,7 +96,7 @@ class Scheduler:
         self.running: dict[RequestId, Sequence] = {}
         """Sequences that hold blocks, in the order in which they were admitted."""
         self.virtual_time = 0.0
-        """Tokens that every prompt would have got by now if all had shared every step equally, or a few more."""
+        """Tokens that every prompt would have got by now if all had shared every step equally; see `Fair`."""
         self.caution = 0.0
         """0: admit by expected need. 1: by full need, as right after a preemption."""
         self._num_added = 0

@@ -9,6 +9,7 @@ from rig import VOCAB, Rig, build_rig, expected_reply
 
 from legato.core.block_pool import BlockPool
 from legato.core.events import TokenEvent
+from legato.core.order import Fair
 from legato.core.prefill import Chunked
 from legato.core.prefix_index import extend, private_root, shared_root
 from legato.core.request import RequestId
@@ -339,6 +340,19 @@ def test_a_follower_waits_for_the_leader_and_computes_only_its_own_tail() -> Non
     assert len(rig.schedules) == 4, "as many steps as the leader alone"
     for request in (a, b, c):
         assert rig.tokens(request.id) == expected_reply(request.prompt, 1)
+
+
+def test_a_follower_ends_in_the_share_kept_for_those_once_its_prefix_is_there() -> None:
+    """It was long when it came; what is left is short, and a longer prompt is before it in the order."""
+    rig = build_rig(budget=16, block_size=4, num_blocks=64, order=Fair())
+    prefix = list(range(30, 62))
+    rig.add("leader", prefix, max_tokens=1)
+    rig.step()
+    rig.add("follower", [*prefix, 1, 2], max_tokens=1)
+    rig.step()
+    rig.add("other", [9] * 20, max_tokens=1)
+    schedule = rig.step()
+    assert [(run.request_id, run.start) for run in schedule.chunks] == [("follower", 32), ("other", 0)]
 
 
 def test_a_follower_whose_leader_leaves_goes_on_by_itself() -> None:

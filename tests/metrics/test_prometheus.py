@@ -231,3 +231,27 @@ def test_buckets_hold_every_bound_of_vllm_and_latencies_start_at_a_millisecond(n
 
 def test_the_content_type_is_that_of_the_text_format() -> None:
     assert prometheus.CONTENT_TYPE.startswith("text/plain; version=0.0.4")
+
+
+def test_cache_hits_count_once_a_request_and_the_pool_tells_what_it_keeps() -> None:
+    """Prompts of 5 tokens in blocks of 2, both 1 .. 5: the second finds the 4 tokens of 2 blocks."""
+    world = make_world(prefix_cache=True)
+    for name in ("first", "second"):
+        world.submit(name, num_prompt=5, max_tokens=1)
+        world.run()
+    assert world.sample("vllm:prefix_cache_queries_total") == 10
+    assert world.sample("vllm:prefix_cache_hits_total") == 4
+    assert world.sample("vllm:prompt_tokens_total") == 10
+    assert world.sample("legato:step_tokens_total", kind="prefill") == 5 + 1
+    assert world.sample("legato:blocks_cached") == 2
+
+
+def test_everyone_left_out_of_the_newest_step_is_counted_by_reason() -> None:
+    world = make_world(max_running=1)
+    for i in range(100):
+        world.submit(f"r{i}", num_prompt=2, max_tokens=3)
+    world.step()
+    assert world.sample("legato:requests_left_out", reason="max_running") == 99
+    world.step()
+    assert world.sample("legato:requests_left_out", reason="max_running") == 99
+    assert world.sample("legato:requests_left_out", reason="blocks") == 0

@@ -260,7 +260,7 @@ MUTANTS = (
         "legato/core/admission.py",
         "return sum(1 for block in found if self._pool.holders(block) or block in self._pinned)",
         "return len(found)",
-        "tests/core/test_scheduler_properties.py",
+        SHARING + "a_cached_block_is_not_free_for_who_shares_it",
     ),
     Mutant(
         "nobody waits for a leader",

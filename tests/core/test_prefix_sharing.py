@@ -296,6 +296,20 @@ def test_cached_blocks_that_two_newcomers_share_are_counted_once() -> None:
     rig.assert_idle()
 
 
+def test_a_cached_block_is_not_free_for_who_shares_it() -> None:
+    """3 blocks are held and 3 cached. Who shares 2 of these and needs 2 more has to wait."""
+    rig = build_rig(budget=32, num_blocks=6, block_size=4)
+    rig.add("first", range(12), max_tokens=1)
+    rig.run()
+    rig.add("holder", range(40, 51), max_tokens=2)
+    again = rig.add("again", [*range(8), *range(80, 88)], max_tokens=1)
+    schedule = rig.step()
+    assert schedule.admitted == ("holder",)
+    assert schedule.reasons == {again.id: Reason.BLOCKS}
+    rig.run()
+    assert cached(rig, "again") == 8
+
+
 def test_a_prefix_in_a_pool_smaller_than_the_context_is_served_and_let_go() -> None:
     """D-18: the cache is warm, the pool nearly full of it, logprobs on, as long a reply as possible."""
     rig = build_rig(budget=8, num_blocks=6, block_size=4)

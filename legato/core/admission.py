@@ -33,7 +33,7 @@ class Admission:
 
     def __init__(self, scheduler: "Scheduler", running: Iterable[Sequence]) -> None:
         """`running` are the sequences that go on holding their blocks."""
-        self._scheduler = scheduler
+        self._replies, self._caution = scheduler.replies, scheduler.caution
         self._pool = scheduler.blocks
         self._running = list(running)
         self._room = self._pool.num_free
@@ -71,6 +71,6 @@ class Admission:
         full = sequence.request.max_computed
         if sequence.guaranteed:
             return self._pool.blocks_for(full)
-        expected = sequence.num_known + self._scheduler.replies.remaining(sequence.num_generated) - 1
-        end = expected + self._scheduler.caution * (full - expected)
-        return self._pool.blocks_for(min(math.ceil(end), full))
+        expected = sequence.num_known + self._replies.remaining(sequence.num_generated) - 1
+        end = math.ceil(expected + self._caution * (full - expected))
+        return -(-(end if end < full else full) // self._pool.block_size)

@@ -1,14 +1,14 @@
 """What a client may see of a step."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from legato.core.plan import Sampled
 from legato.core.request import RequestId
 from legato.core.stopping import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """A token was generated."""
 
     request_id: RequestId

@@ -107,8 +107,8 @@ MUTANTS = (
     Mutant(
         "admission by the known tokens only",
         "legato/core/admission.py",
-        "return self._end_blocks(sequence) - shared <= self._room",
-        "return self._pool.blocks_for(sequence.num_known) - shared <= self._room",
+        "if self._empty else self._end_blocks(sequence)",
+        "if self else self._end_blocks(sequence)",
         SCHEDULER + "admission_needs_the_whole_prompt_and_a_block_more",
     ),
     Mutant(

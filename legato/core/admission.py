@@ -15,7 +15,6 @@ everyone; otherwise it is who was preempted `MAX_PREEMPTIONS` times, which bound
 """
 
 import math
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from legato.core.sequence import Sequence
@@ -31,29 +30,26 @@ WATERMARK = 0.01
 class Admission:
     """The room for newcomers in one step. Reads the scheduler; `admit` changes only what is left here."""
 
-    def __init__(self, scheduler: "Scheduler", running: Iterable[Sequence]) -> None:
+    def __init__(self, scheduler: "Scheduler", running: list[Sequence]) -> None:
         """`running` are the sequences that go on holding their blocks."""
+        self._scheduler = scheduler
         self._replies, self._caution = scheduler.replies, scheduler.caution
         self._pool = scheduler.blocks
-        self._running = list(running)
         self._room = self._pool.num_free
-        if self._running:
-            growth = sum(self._end_blocks(s) - len(s.blocks) for s in self._running)
+        if running:
+            growth = sum(self._end_blocks(s) - len(s.blocks) for s in running)
             self._room -= growth + int(WATERMARK * self._pool.num_blocks)
         self._pinned: set[int] = set()
         """Cached blocks that those admitted in this step share: no longer free."""
-        self._empty = not self._running
+        self._empty = not running
 
-    def may_fit(self, sequence: Sequence) -> bool:
-        """Whether there is room for it if all that it could share were held by others. Cheap."""
-        return self._empty or self._end_blocks(sequence) - len(sequence.chain) < self._room
-
-    def fits(self, sequence: Sequence, found: list[int]) -> bool:
-        """Whether there is room for a sequence that finds the blocks `found` computed."""
-        shared = self._num_held(found)
-        if self._empty:
-            return self._pool.blocks_for(sequence.num_known) - shared <= self._room
-        return self._end_blocks(sequence) - shared <= self._room
+    def try_find(self, sequence: Sequence) -> list[int] | None:
+        """The blocks of a waiting sequence that are computed already; None if the others find no room."""
+        need = self._pool.blocks_for(sequence.num_known) if self._empty else self._end_blocks(sequence)
+        if need - len(sequence.chain) >= self._room:
+            return None  # not even if all that it may share were held by others: no need to look
+        found = self._scheduler.find_prefix(sequence)
+        return found if need - self._num_held(found) <= self._room else None
 
     def admit(self, sequence: Sequence, found: list[int]) -> None:
         """Take the room for it."""

@@ -168,10 +168,8 @@ class Draft:
             return self._closed
         if self._is_barred(prompt):
             return Reason.BLOCKS
-        if not self._admission.may_fit(prompt):
-            return Reason.BLOCKS
-        found = self._scheduler.find_prefix(prompt)
-        if not self._admission.fits(prompt, found):
+        found = self._admission.try_find(prompt)
+        if found is None:
             return Reason.BLOCKS
         if self._is_sooner_as_follower(prompt, len(found)):
             return Reason.PREFIX

@@ -67,6 +67,6 @@ class Admission:
         full = sequence.request.max_computed
         if sequence.guaranteed:
             return self._pool.blocks_for(full)
-        expected = sequence.num_known + self._replies.remaining(sequence.num_generated) - 1
+        expected = len(sequence.tokens) + self._replies.remaining(sequence.num_generated) - 1
         end = math.ceil(expected + self._caution * (full - expected))
         return -(-(end if end < full else full) // self._pool.block_size)

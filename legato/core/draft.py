@@ -38,6 +38,8 @@ class Draft:
         self._pool = scheduler.blocks
         self._running = list(scheduler.running.values())
         self._budget = scheduler.config.max_batch_tokens
+        self._started: list[Sequence] = []
+        """Running prompts: those with more than one token to compute."""
         self._decodes: list[Chunk] = []
         self._chunks: list[Chunk] = []
         self._admitted: list[RequestId] = []
@@ -63,15 +65,18 @@ class Draft:
 
     def place_decodes(self) -> None:
         """Every one: `preempt` made the room, and the budget holds all that may run."""
-        self._decodes = [Chunk(s.id, s.num_computed, 1, True) for s in self._running if s.remaining == 1]
+        for sequence in self._running:
+            if len(sequence.tokens) - sequence.num_computed == 1:
+                self._decodes.append(Chunk(sequence.request.id, sequence.num_computed, 1, True))
+            else:
+                self._started.append(sequence)
         self._budget -= len(self._decodes)
 
     def place_prompts(self) -> None:
         """Started and waiting prompts in one order: first those that end within the share kept for them, then
         all others with what is left."""
-        started = [s for s in self._running if s.remaining > 1]
-        self._partial_blocks = sum(len(s.blocks) for s in started)
-        prompts = self._in_order(started, self._candidates())
+        self._partial_blocks = sum(len(s.blocks) for s in self._started)
+        prompts = self._in_order(self._candidates())
         kept = int(self._budget * self._scheduler.order.ending_share)
         settled: set[RequestId] = set()
         for prompt in prompts if kept > 0 else ():
@@ -115,7 +120,7 @@ class Draft:
             return self._scheduler.waiting.head(MAX_LOOKED_AT)
         return []
 
-    def _in_order(self, started: list[Sequence], waiting: list[tuple[Key, Sequence]]) -> list[Sequence]:
+    def _in_order(self, waiting: list[tuple[Key, Sequence]]) -> list[Sequence]:
         """All prompts of the step; overdue ones first, then by the order."""
         barrier: RequestId | None = None
         for _, candidate in waiting:
@@ -123,10 +128,10 @@ class Draft:
                 self._behind[candidate.id] = barrier
             if candidate.num_preemptions or candidate.num_overtaken >= MAX_OVERTAKEN:
                 barrier = candidate.id
-        if not started:
+        if not self._started:
             return [candidate for _, candidate in waiting]
         step, order = self._scheduler.step, self._scheduler.order
-        places = [(step - s.last_step <= OVERDUE_STEPS, order.key(s), s) for s in started]
+        places = [(step - s.last_step <= OVERDUE_STEPS, order.key(s), s) for s in self._started]
         places += [(True, key, candidate) for key, candidate in waiting]
         return [sequence for _, _, sequence in sorted(places)]
 

@@ -21,9 +21,9 @@ from legato.core.request import RequestId
 from legato.models.decoder import Decoder
 from legato.models.load import OpenedModel, open_model
 from legato.models.source import resolve
+from legato.runner.backends import layer_ops
 from legato.runner.inputs import build_inputs
 from legato.runner.kv_cache import KVCache
-from legato.runner.load import LINEARS
 
 CPU = torch.device("cpu")
 BLOCK, CHUNK = 32, 64
@@ -37,20 +37,22 @@ class Variant:
     kv: str
 
 
-VARIANTS = (Variant("fp16", "float32"), Variant("w8", "float32"), Variant("dense", "bfloat16"))
+VARIANTS = (
+    *(Variant(weights, "float32") for weights in ("fp16", "w16", "w8")),
+    *(Variant("dense", kv) for kv in ("float16", "bfloat16")),
+    *(Variant(weights, "float16") for weights in ("w16", "w8")),
+)
 
 
 class Reader:
     """Reads one text chunk by chunk and gives the log-probabilities after every position."""
 
     def __init__(self, opened: OpenedModel, variant: Variant, num_tokens: int) -> None:
-        packed = variant.weights != "dense"
         self._decoder = Decoder(
             opened.spec,
             opened.weights(dtype=torch.float32, device=CPU),
             attention=ReferenceAttention(),
-            linear=LINEARS[variant.weights],
-            embedding_dtype=torch.float16 if packed else None,
+            ops=layer_ops(variant.weights),
         )
         self._blocks = tuple(range(-(-num_tokens // BLOCK)))
         self._cache = KVCache(

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,13 +25,14 @@ from legato.config import ModelSettings
 from legato.core.plan import ForwardBatch, ForwardSeq, SampleRow, StepPlan
 from legato.core.request import RequestId, SamplingParams
 from legato.models.decoder import Decoder
-from legato.models.linear import Linear, LinearFactory
 from legato.models.load import open_model
+from legato.models.projection import After, LayerOps, Lookup, Norm, Projection
 from legato.models.source import resolve
+from legato.runner.backends import WEIGHTS, layer_ops
 from legato.runner.kv_cache import KVCache
-from legato.runner.load import LINEARS
 from legato.runner.runner import TorchRunner
 
+T = TypeVar("T")
 BLOCK = 32
 PROMPT_START = 512
 """How much of its prompt a chunk finds computed."""
@@ -42,19 +44,47 @@ class Stopwatch:
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def linear(self, factory: LinearFactory) -> LinearFactory:
-        def make(weight: Tensor, bias: Tensor | None) -> Linear:
-            layer = factory(weight, bias)
+    def time(self, run: Callable[[], T]) -> T:
+        began = time.perf_counter()
+        result = run()
+        self.seconds += time.perf_counter() - began
+        return result
 
-            def timed(x: Tensor) -> Tensor:
-                began = time.perf_counter()
-                y = layer(x)
-                self.seconds += time.perf_counter() - began
-                return y
 
-            return timed
+class TimedProjection:
+    """A projection on a stopwatch."""
 
-        return make
+    def __init__(self, inner: Projection, watch: Stopwatch) -> None:
+        self._inner = inner
+        self._watch = watch
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._watch.time(lambda: self._inner(x))
+
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        self._watch.time(lambda: self._inner.add_to(residual, x))
+
+
+class TimedOps:
+    """Layers whose projections are on a stopwatch."""
+
+    def __init__(self, inner: LayerOps, watch: Stopwatch) -> None:
+        self._inner = inner
+        self._watch = watch
+        self.turn = inner.turn
+
+    def projection(
+        self, weight: Tensor, bias: Tensor | None = None, *, before: Norm | None = None, after: After = None
+    ) -> Projection:
+        return TimedProjection(self._inner.projection(weight, bias, before=before, after=after), self._watch)
+
+    def head(self, weight: Tensor, before: Norm) -> Projection:
+        return TimedProjection(self._inner.head(weight, before), self._watch)
+
+    def embedding(self, weight: Tensor, scale: float, head: Projection | None) -> Lookup:
+        return self._inner.embedding(
+            weight, scale, head._inner if isinstance(head, TimedProjection) else head
+        )
 
 
 class TimedAttention:
@@ -74,10 +104,7 @@ class TimedAttention:
         batch: AttentionBatch,
         params: AttentionParams,
     ) -> Tensor:
-        began = time.perf_counter()
-        out = self._inner(q, k, v, cache, batch, params)
-        self._watch.seconds += time.perf_counter() - began
-        return out
+        return self._watch.time(lambda: self._inner(q, k, v, cache, batch, params))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +156,7 @@ def measure(model: str, weights: str, cache_dir: Path, seconds: float) -> list[d
         opened.spec,
         opened.weights(dtype=torch.float32, device=cpu),
         attention=TimedAttention(CpuAttention(head_dim=opened.spec.head_dim), attention),
-        linear=linears.linear(LINEARS[weights]),
-        embedding_dtype=torch.float16,
+        ops=TimedOps(layer_ops(weights), linears),
     )
     cache = KVCache(opened.spec, num_blocks=16 * 66, block_size=BLOCK, dtype=torch.float32, device=cpu)
     for layer in cache.layers:
@@ -164,7 +190,7 @@ def measure(model: str, weights: str, cache_dir: Path, seconds: float) -> list[d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=ModelSettings().model)
-    parser.add_argument("--weights", default="fp16", choices=sorted(LINEARS))
+    parser.add_argument("--weights", default="w16", choices=WEIGHTS)
     parser.add_argument("--cache-dir", type=Path, default=Path.home() / ".cache" / "legato")
     parser.add_argument("--seconds", type=float, default=2.0, help="How long each shape is measured.")
     parser.add_argument("--json", action="store_true")

@@ -85,10 +85,11 @@ class ModelSettings(Section):
         default="auto",
         description="Type of activations. auto: float32 on a CPU, bfloat16 on a GPU.",
     )
-    weights: Literal["auto", "dense", "fp16", "w8"] = Field(
+    weights: Literal["auto", "dense", "fp16", "w16", "w8"] = Field(
         default="auto",
-        description="How linear layers keep weights. dense: in dtype. fp16, w8 (8-bit integers): packed for "
-        "a CPU. auto: fp16 where this CPU has the kernels, else dense.",
+        description="How linear layers keep weights. dense: in dtype. fp16: packed 16-bit floats. w16, w8: "
+        "integers of 12 and 8 bits, in 2 and 1 bytes. All but dense are for CPUs. auto: w16 where this CPU "
+        "is fast at it, else fp16, else dense.",
     )
 
 
@@ -137,12 +138,20 @@ class EngineSettings(Section):
         description="Size of the KV cache, such as 4GiB. Default: 0.25 of free memory, 0.9 on a GPU.",
     )
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="Threads that compute on a CPU. Default: OMP_NUM_THREADS, else one for each core.",
+    )
     attention: Literal["auto", "cpu", "reference"] = Field(
         default="auto",
         description="cpu: compiled, bit-exact in every schedule. reference: plain torch. auto: cpu on a CPU.",
     )
     kv_dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
-        default="auto", description="Type in which K and V are kept. auto: that of the activations."
+        default="auto",
+        description="Type in which K and V are kept. auto: float16 for the compiled attention, else that of "
+        "the activations.",
     )
 
     @property

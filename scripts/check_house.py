@@ -18,6 +18,7 @@ RANKS: tuple[frozenset[str], ...] = tuple(
         "core",
         "metrics",
         "text workload",
+        "kernels",
         "attention",
         "models",
         "runner",
@@ -32,7 +33,8 @@ RANKS: tuple[frozenset[str], ...] = tuple(
 
 ONLY_IN = {
     "torch": "attention models runner disagg",
-    "numba": "attention",
+    "numba": "kernels",
+    "llvmlite": "kernels",
     "fastapi": "server",
     "starlette": "server",
     "uvicorn": "server",
@@ -40,6 +42,9 @@ ONLY_IN = {
     "ray": "cluster",
 }
 """Library -> the only rooms that may import it."""
+
+NEEDS_ONLY = {"kernels": "config errors"}
+"""Rooms that may import less of legato than their rank allows."""
 
 CORE_STDLIB = "bisect collections dataclasses enum functools hashlib heapq itertools math struct typing"
 """All that `core` may import besides itself and `legato.errors`: nothing with a clock, thread or device."""
@@ -80,6 +85,8 @@ def import_faults(path: Path, tree: ast.AST) -> Iterator[str]:
                 continue
             if target != room and rank(target) >= rank(room):
                 yield f"{where}: {room} may not import {target}"
+            if target != room and target not in NEEDS_ONLY.get(room, target).split():
+                yield f"{where}: {room} may import only {NEEDS_ONLY[room]}"
             if target == "runner" and not {room, inside} & RUNNER_IMPORTERS:
                 yield f"{where}: only {sorted(RUNNER_IMPORTERS)} may import runner"
         elif top in ONLY_IN and room not in ONLY_IN[top].split():

@@ -37,6 +37,8 @@ ADMISSION = "tests/core/test_admission.py::test_"
 INPUTS = "tests/runner/test_inputs.py::test_"
 EXACT = "tests/runner/test_exact_schedules.py::test_"
 INVARIANCE = "tests/runner/test_chunk_invariance.py::test_"
+PRODUCTS = "tests/kernels/test_integer_products.py::test_"
+ALONE = "tests/kernels/test_rows_stand_alone.py::test_"
 
 MUTANTS = (
     # The faults that the founding contract names.
@@ -453,6 +455,28 @@ MUTANTS = (
         "tokens = tuple(sequence.tokens[chunk.start : chunk.end])",
         "tokens = tuple(sequence.tokens[: chunk.length])",
         EXACT + "cold_warm_half_evicted_and_with_another_tail",
+    ),
+    # Of the compiled products.
+    Mutant(
+        "a scale of weights rounded to nearest, which the largest weight may not fit under",
+        "legato/kernels/product_vector.py",
+        "scale = next_up.where(is_small, scale)",
+        "scale = scale.where(is_small, scale)",
+        PRODUCTS + "a_product_has_the_bits_of_the_oracle",
+    ),
+    Mutant(
+        "a row takes the scale of another row of its tile",
+        "legato/kernels/product_vector.py",
+        "scale = (scales + 4 * row).load(FLOAT).splat()",
+        "scale = (scales + 4 * (rows - 1 - row)).load(FLOAT).splat()",
+        PRODUCTS + "a_product_has_the_bits_of_the_oracle",
+    ),
+    Mutant(
+        "gated results are added as if there were one for each output",
+        "legato/kernels/product.py",
+        "width = c.matrix.num_outputs // (2 if job.gate else 1)",
+        "width = c.matrix.num_outputs",
+        ALONE + "nothing_is_written_beyond_the_matrix_its_rows_and_their_memory",
     ),
 )
 

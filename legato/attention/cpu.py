@@ -2,25 +2,23 @@
 
 The output of a query row depends on its query and on the keys and values that it sees, not on the chunk, the
 batch, the blocks or the number of threads that it is computed with. Knows tensors, and no arithmetic: that is
-in `cpu_kernel.py` and `cpu_vector.py`.
+in `kernels/`.
 
 Shape legend: see `attention/base.py`.
 """
 
 import math
-import zlib
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import numba
 import torch
 from torch import Tensor
 
-from legato.attention import cpu_vector
 from legato.attention.base import AttentionBatch, AttentionParams, LayerCache
-from legato.attention.cpu_kernel import BFLOAT16, FLOAT16, FLOAT32, Rows, Step, build_attend
 from legato.errors import ConfigError
+from legato.kernels.attention import Rows, Step, attend_kernel
+from legato.kernels.attention_vector import BFLOAT16, FLOAT16, FLOAT32
+from legato.kernels.team import Threads
+from legato.kernels.vector import LANES, fuses_multiply_add
 
 _ELEMENTS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
 _NO_WINDOW = 1 << 30
@@ -33,31 +31,28 @@ class CpuAttention:
     name = "cpu"
 
     def __init__(
-        self, *, head_dim: int = cpu_vector.LANES, progress: Callable[[str], None] = lambda _: None
+        self,
+        threads: Threads | None = None,
+        *,
+        head_dim: int = LANES,
+        progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Compile for any model and batch, which takes seconds, or load what an earlier start compiled.
 
-        What is compiled is kept where numba keeps it: in NUMBA_CACHE_DIR, else beside the source, else in the
-        user's cache directory.
+        `threads`: as many as torch has if not told.
 
         Raises ConfigError where only `ReferenceAttention` works: for a head size that is no multiple of 16,
         and on a machine without fused multiply-add.
         """
-        if head_dim % cpu_vector.LANES:
-            raise ConfigError(f"cpu attention: head size {head_dim} is not a multiple of {cpu_vector.LANES}")
-        if not cpu_vector.fuses_multiply_add():
+        if head_dim % LANES:
+            raise ConfigError(f"cpu attention: head size {head_dim} is not a multiple of {LANES}")
+        if not fuses_multiply_add():
             raise ConfigError("cpu attention: this processor has no fused multiply-add")
-        self._max_workers = _start_threads()
-        # The number stands for the source of another file, see there.
-        self._attend = build_attend(zlib.crc32(Path(cpu_vector.__file__).read_bytes()))
+        self._threads = threads or Threads(torch.get_num_threads())
         progress("preparing attention kernels (compiled at the first start)")
-        try:
-            self._attend.enable_caching()
-        except RuntimeError:
-            progress("no directory is writable for compiled kernels: every start compiles them")
+        self.kernel = attend_kernel(progress)
         self._attend_to_one_token(head_dim)
-        # From here on another type of argument is an error, and not seconds of compiling in a request.
-        self._attend.disable_compile()
+        self.kernel.close()
 
     def __call__(
         self,
@@ -70,7 +65,7 @@ class CpuAttention:
     ) -> Tensor:  # [T, H, D]
         """Store the step's K, V, rounded to nearest, then attend each row to its sequence up to itself."""
         num_heads, dim = q.shape[1:]
-        assert dim % cpu_vector.LANES == 0, "the constructor would have refused this head size"
+        assert dim % LANES == 0, "the constructor would have refused this head size"
         kv_heads = k.shape[1]
         dtype = cache.keys.dtype
         # view, not reshape: a pool that cannot be viewed this way would be copied and the write lost.
@@ -94,9 +89,8 @@ class CpuAttention:
             factor=params.scale * _LOG2_E * (1.0 if cap is None else 2.0 / cap),
             cap=0.0 if cap is None else cap * _LOG2_E,
         )
-        workers = min(torch.get_num_threads(), self._max_workers)
-        numba.set_num_threads(workers)
-        self._attend(step, *(_rows(tensor) for tensor in tensors), workers)
+        team = self._threads.team(torch.get_num_threads())
+        self.kernel(team, step, *(_rows(tensor) for tensor in tensors))
         return out.to(q.dtype)
 
     def _attend_to_one_token(self, head_dim: int) -> None:
@@ -109,17 +103,6 @@ class CpuAttention:
             slots=zero.long(),
         )
         self(pool[0], pool[0], pool[0], LayerCache(pool, pool.clone()), batch, AttentionParams(scale=1.0))
-
-
-def _start_threads() -> int:
-    """Start numba's threads, OpenMP's where there is one; returns how many."""
-    config: Any = numba.config
-    config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
-    # OpenMP's default number of threads is torch's too, and starting numba's sets it.
-    threads = torch.get_num_threads()
-    numba.set_num_threads(1)
-    torch.set_num_threads(threads)
-    return int(config.NUMBA_NUM_THREADS)
 
 
 def _rows(tensor: Tensor) -> Rows:

@@ -1,6 +1,7 @@
 """`legato`: the commands. Each does one thing and ends with one line if it cannot."""
 
 import json
+import os
 import sys
 from typing import Annotated
 
@@ -104,6 +105,9 @@ def version() -> None:
 
 def run() -> None:
     """The console script. A `LegatoError` ends it with one line and status 1."""
+    # Torch's threads would go on using a core for a while after each of its operations, and take it from the
+    # kernels' own. Read when torch is loaded, which is later.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         for name in unknown_variables():
             print(f"legato: warning: {name}: no such setting", file=sys.stderr)

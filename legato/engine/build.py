@@ -65,6 +65,7 @@ def build(
     chat_template = _chat_template(model.chat_template, opened, files.path, tokenizer)
     options = RunnerOptions(
         device=engine.device,
+        threads=engine.threads,
         dtype=model.dtype,
         weights=model.weights,
         attention=engine.attention,

@@ -8,41 +8,30 @@ Shape legend: T tokens of the step, R rows whose logits are wanted, E hidden siz
 G key-value heads, D head size, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from legato.attention.base import AttentionBackend, AttentionBatch, AttentionParams, LayerCache
-from legato.models.linear import DenseLinear, Linear, LinearFactory
-from legato.models.rope import Rope, rotate
-from legato.models.spec import Activation, ModelSpec, RopeSpec
-
-_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-}
+from legato.models.projection import After, LayerOps, Norm, Projection, TorchOps
+from legato.models.rope import Rope
+from legato.models.spec import ModelSpec, RopeSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """One layer's weights. Norm gains are fp32: they are small, and Gemma's lose digits in bf16."""
+    """One layer's weights. Norms are part of the projection that they come before or after."""
 
     rope: RopeSpec
     attention: AttentionParams
-    attention_norm: Tensor  # [E]
-    qkv: Linear  # E -> (H + 2 G) D
-    qk_norm: Tensor | None  # [H + G, D]: the gain of q's heads, then of k's
-    o: Linear  # H D -> E
-    post_attention_norm: Tensor | None  # [E]
-    mlp_norm: Tensor  # [E]
-    gate_up: Linear  # E -> 2 F
-    down: Linear  # F -> E
-    post_mlp_norm: Tensor | None  # [E]
+    qkv: Projection  # E -> (H + 2 G) D
+    qk_norm: Norm | None  # gain [H + G, D]: of q's heads, then of k's
+    o: Projection  # H D -> E
+    gate_up: Projection  # E -> F
+    down: Projection  # F -> E
 
 
 class Weights(Protocol):
@@ -60,32 +49,30 @@ class Decoder:
         weights: Weights,
         *,
         attention: AttentionBackend,
-        linear: LinearFactory = DenseLinear,
-        embedding_dtype: torch.dtype | None = None,
+        ops: LayerOps | None = None,
     ) -> None:
         """Take the tensors named by `spec.tensor_shapes()` out of `weights`.
 
         They are taken one by one as the layers are built, so that a matrix that was joined or packed into
-        another form does not stay in memory twice. The embedding matrix is kept as `embedding_dtype`, or as
-        it is.
+        another form does not stay in memory twice.
         """
+        ops = ops or TorchOps()
         self.spec = spec
         embedding = weights.pop("embed")  # [V, E]
+        self.device = embedding.device
         self.dtype = embedding.dtype
         """Of the activations between layers, and of K and V as they are handed to attention."""
-        # The published models round this factor to the weights' dtype, and were trained so.
-        self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=self.dtype).item()
         self._attention = attention
-        self._activation = _ACTIVATIONS[spec.activation]
-        self._layers = [_take_layer(spec, i, weights, linear) for i in range(spec.num_layers)]
-        self._ropes = {layer.rope: Rope(layer.rope, spec.head_dim, embedding.device) for layer in spec.layers}
-        self._final_norm = weights.pop("final_norm").float()  # [E]
-        self._lm_head = linear(embedding if spec.tie_embeddings else weights.pop("lm_head"), None)
-        self._embedding = embedding.to(embedding_dtype or self.dtype)
-
-    @property
-    def device(self) -> torch.device:
-        return self._embedding.device
+        self._ops = ops
+        self._ropes = {layer.rope: Rope(layer.rope, spec.head_dim, self.device) for layer in spec.layers}
+        final_norm = Norm(weights.pop("final_norm").float(), spec.norm_eps)
+        # The published models round this factor to the weights' dtype, and were trained so.
+        scale = torch.tensor(spec.embedding_scale, dtype=self.dtype).item()
+        tied = spec.tie_embeddings
+        self._lm_head = ops.head(embedding if tied else weights.pop("lm_head"), final_norm)
+        self._embed = ops.embedding(embedding, scale, self._lm_head if tied else None)
+        del embedding
+        self._layers = [_take_layer(spec, i, weights, ops) for i in range(spec.num_layers)]
 
     def forward(
         self,
@@ -97,72 +84,56 @@ class Decoder:
     ) -> Tensor:  # [R, V] fp32
         """Compute one step. The LM head runs for `rows` only: a prompt's middle rows never need it.
 
-        The result is an inference tensor: it may be changed in place under `torch.inference_mode` only.
+        The result is an inference tensor: it may be changed in place under `torch.inference_mode` only. The
+        next call may overwrite it.
         """
         with torch.inference_mode():
-            x = F.embedding(token_ids, self._embedding).to(self.dtype) * self._embedding_scale
+            x = self._embed(token_ids)
             turns = {spec: rope(positions) for spec, rope in self._ropes.items()}
+            kv_heads = self.spec.num_kv_heads
+            heads = self.spec.num_heads + kv_heads
             for layer, layer_cache in zip(self._layers, cache, strict=True):
-                x = x + self._attend(layer, x, turns[layer.rope], batch, layer_cache)
-                x = x + self._mlp(layer, x)
+                qkv = layer.qkv(x).view(len(x), heads + kv_heads, -1)
+                qk = self._ops.turn(qkv, heads, turns[layer.rope], layer.qk_norm)
+                q, k = torch.split(qk, [self.spec.num_heads, kv_heads], dim=1)
+                out = self._attention(q, k, qkv[:, heads:], layer_cache, batch, layer.attention)
+                layer.o.add_to(x, out.flatten(1))
+                layer.down.add_to(x, layer.gate_up(x))
             if not len(rows):
                 return x.new_empty((0, self.spec.vocab_size), dtype=torch.float32)
-            logits = self._lm_head(self._norm(x[rows], self._final_norm)).float()
+            logits = self._lm_head(x[rows]).float()
             cap = self.spec.logit_softcap
             return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def _attend(
-        self, layer: _Layer, x: Tensor, turn: tuple[Tensor, Tensor], batch: AttentionBatch, cache: LayerCache
-    ) -> Tensor:  # [T, E]
-        heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
-        qkv = layer.qkv(self._norm(x, layer.attention_norm)).view(len(x), heads + 2 * kv_heads, -1)
-        qk, v = torch.split(qkv, [heads + kv_heads, kv_heads], dim=1)
-        if layer.qk_norm is not None:
-            qk = self._norm(qk, layer.qk_norm)
-        q, k = torch.split(rotate(qk, *turn), [heads, kv_heads], dim=1)
-        out = layer.o(self._attention(q, k, v, cache, batch, layer.attention).flatten(1))
-        return out if layer.post_attention_norm is None else self._norm(out, layer.post_attention_norm)
 
-    def _mlp(self, layer: _Layer, x: Tensor) -> Tensor:  # [T, E]
-        gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)
-        out = layer.down(self._activation(gate) * up)
-        return out if layer.post_mlp_norm is None else self._norm(out, layer.post_mlp_norm)
-
-    def _norm(self, x: Tensor, gain: Tensor) -> Tensor:
-        """RMS norm over the last dimension, in fp32 up to the cast (Zhang and Sennrich 2019)."""
-        return (F.rms_norm(x.float(), x.shape[-1:], eps=self.spec.norm_eps) * gain).to(x.dtype)
-
-
-def _take_layer(spec: ModelSpec, index: int, weights: Weights, linear: LinearFactory) -> _Layer:
+def _take_layer(spec: ModelSpec, index: int, weights: Weights, ops: LayerOps) -> _Layer:
     """Move layer `index` out of `weights`, with q, k, v in one matrix and gate, up in another."""
 
     def take(name: str) -> Tensor:
         return weights.pop(f"layers.{index}.{name}")
 
-    def gain(name: str) -> Tensor:
-        return take(name).float()
+    def norm(name: str) -> Norm:
+        return Norm(take(name).float(), spec.norm_eps)
 
-    def joined(*names: str, bias: bool) -> Linear:
+    def joined(*names: str, bias: bool, before: Norm | None = None, after: After = None) -> Projection:
         matrix = _join([take(name) for name in names])
-        return linear(matrix, _join([take(f"{name}.bias") for name in names]) if bias else None)
+        biases = _join([take(f"{name}.bias") for name in names]) if bias else None
+        return ops.projection(matrix, biases, before=before, after=after)
 
     qk_norm = None
     if spec.qk_norm:
-        q_gain, k_gain = gain("q_norm"), gain("k_norm")
-        qk_norm = torch.cat((q_gain.expand(spec.num_heads, -1), k_gain.expand(spec.num_kv_heads, -1)))
+        q, k = norm("q_norm").gain, norm("k_norm").gain
+        gain = torch.cat((q.expand(spec.num_heads, -1), k.expand(spec.num_kv_heads, -1)))
+        qk_norm = Norm(gain, spec.norm_eps)
     layer = spec.layers[index]
     return _Layer(
         rope=layer.rope,
         attention=AttentionParams(spec.attention_scale, layer.window, spec.attention_softcap),
-        attention_norm=gain("attention_norm"),
-        qkv=joined("q", "k", "v", bias=spec.qkv_bias),
+        qkv=joined("q", "k", "v", bias=spec.qkv_bias, before=norm("attention_norm")),
         qk_norm=qk_norm,
-        o=joined("o", bias=spec.o_bias),
-        post_attention_norm=gain("post_attention_norm") if spec.post_norms else None,
-        mlp_norm=gain("mlp_norm"),
-        gate_up=joined("gate", "up", bias=spec.mlp_bias),
-        down=joined("down", bias=spec.mlp_bias),
-        post_mlp_norm=gain("post_mlp_norm") if spec.post_norms else None,
+        o=joined("o", bias=spec.o_bias, after=norm("post_attention_norm") if spec.post_norms else None),
+        gate_up=joined("gate", "up", bias=spec.mlp_bias, before=norm("mlp_norm"), after=spec.activation),
+        down=joined("down", bias=spec.mlp_bias, after=norm("post_mlp_norm") if spec.post_norms else None),
     )
 
 

@@ -4,11 +4,14 @@ Only the logits of ids that a request names or has used are touched, so the cost
 tokens and not the vocabulary. This file knows nothing of temperature, truncation or chance.
 """
 
+from collections.abc import Collection, Sequence
+from itertools import chain
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from legato.core.plan import SampleRow
-from legato.core.request import SamplingParams
 
 
 def is_adjusted(row: SampleRow) -> bool:
@@ -22,34 +25,50 @@ def adjust(logits: Tensor, row: SampleRow) -> Tensor:
     The order is vLLM's (bias and minimum length, then penalties). It matters only between bias and the
     repetition penalty: bias adds and the penalty scales, so a penalty acts on what the bias made of a logit.
     """
-    logits = logits.clone()
-    if row.params.logit_bias:
-        ids, amounts = zip(*row.params.logit_bias, strict=True)
-        logits.index_add_(
-            0, _ids(ids, logits), torch.tensor(amounts, dtype=logits.dtype, device=logits.device)
-        )
-    if _stop_is_banned(row):
-        logits[_ids(tuple(row.params.stop_token_ids), logits)] = -torch.inf
-    if row.params.needs_history:
-        _penalize(logits, row.params, _ids(row.prompt, logits), _ids(row.generated, logits))
-    return logits
+    return adjust_rows(logits[None], (row,))[0]
+
+
+def adjust_rows(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
+    """A copy of `logits` ([R, V]) in which each row is what `adjust` gives for it, all rows together."""
+    adjusted = logits.clone(memory_format=torch.contiguous_format)
+    flat = adjusted.view(-1)  # Token t of row r is at place r V + t.
+    vocab = logits.shape[1]
+    if any(row.params.logit_bias for row in rows):
+        places = _places([[token for token, _ in row.params.logit_bias] for row in rows], vocab)
+        amounts = torch.tensor([amount for row in rows for _, amount in row.params.logit_bias])
+        flat.index_add_(0, places.to(flat.device), amounts.to(flat))
+    if any(map(_stop_is_banned, rows)):
+        banned = [row.params.stop_token_ids if _stop_is_banned(row) else () for row in rows]
+        flat[_places(banned, vocab).to(flat.device)] = -torch.inf
+    if any(row.params.needs_history for row in rows):
+        _penalize(adjusted, rows)
+    return adjusted
 
 
 def _stop_is_banned(row: SampleRow) -> bool:
     return row.num_generated < row.params.min_tokens and bool(row.params.stop_token_ids)
 
 
-def _penalize(logits: Tensor, params: SamplingParams, prompt: Tensor, generated: Tensor) -> None:
+def _penalize(logits: Tensor, rows: Sequence[SampleRow]) -> None:
     """Apply the three penalties in place: repetition scales first, then the two others subtract."""
-    seen = torch.cat((prompt, generated))
-    values = logits[seen]
-    penalty = params.repetition_penalty
+    device, vocab = logits.device, logits.shape[1]
+    flat = logits.view(-1)
+    repetition, frequency, presence = (
+        torch.tensor([getattr(row.params, f"{name}_penalty") for row in rows], device=device)
+        for name in ("repetition", "frequency", "presence")
+    )
+    seen = _places([row.prompt + row.generated for row in rows], vocab).to(device)
+    penalty, values = repetition[seen // vocab], flat[seen]
     # An id seen twice is written twice, with the same number.
-    logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
-    counts = generated.bincount()
-    used = counts.nonzero().squeeze(1)
-    logits[used] -= params.frequency_penalty * counts[used] + params.presence_penalty
+    flat[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    generated = _places([row.generated for row in rows], vocab).to(device)
+    used, counts = torch.unique(generated, return_counts=True)
+    owner = used // vocab
+    flat[used] -= frequency[owner] * counts + presence[owner]
 
 
-def _ids(ids: tuple[int, ...], like: Tensor) -> Tensor:
-    return torch.tensor(ids, dtype=torch.int64, device=like.device)
+def _places(tokens: Sequence[Collection[int]], vocab: int) -> Tensor:
+    """Where the tokens of each row are in [R, V] logits that are laid out as one vector, row after row."""
+    ids = torch.from_numpy(np.fromiter(chain.from_iterable(tokens), dtype=np.int64))
+    starts = torch.arange(len(tokens)) * vocab
+    return ids + starts.repeat_interleave(torch.tensor([len(row) for row in tokens]))

@@ -95,7 +95,7 @@ class ExactnessCheck:
         checked = tuple(sorted({*some, length - 1}))
         run = Run(Text(ids, checked, torch.empty(0)), tuple(range(self._num_blocks(length))))
         (expected,) = self._forward([(run, length)])
-        return Text(ids, checked, expected)
+        return Text(ids, checked, expected.clone())  # the decoder may use its memory again
 
     def _schedule(self) -> None:
         """All texts, each restarted now and then, until all are through."""

@@ -12,55 +12,93 @@ file does not know where logits come from, and it keeps no state between calls.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from legato.core.plan import Sampled, SampleRow
 from legato.errors import StepError
-from legato.runner.adjust import adjust, is_adjusted
-from legato.runner.draw import best, draw
+from legato.runner.adjust import adjust_rows, is_adjusted
+from legato.runner.draw import best, draw_rows, take_rows
 from legato.runner.random import random64
+
+_CPU_TILE, _GPU_TILE = 1 << 20, 1 << 26
+"""Logits that are worked on at once: what a CPU's caches hold, what leaves a GPU's memory to the model."""
+
+_PLAIN_GREEDY = (False, True)
 
 
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> tuple[Sampled, ...]:
     """One token per row of `logits` ([R, V] fp32, left as it is); every `params.seed` is set.
 
-    Rows that are greedy and ask for nothing else cost one argmax for all of them together. Ids in parameters
-    and histories are below V: that is checked where requests enter.
+    Rows that are greedy and ask for nothing else cost one argmax for all of them together, and each other
+    operation runs once for all rows that need it. Ids in parameters and histories are below V: that is
+    checked where requests enter.
 
     Raises StepError, naming the request, when a row holds NaN or +inf or no token is left to choose.
     """
-    highest = logits.argmax(dim=-1, keepdim=True)
-    peaks = logits.gather(1, highest).squeeze(1).tolist()
-    tokens = highest.squeeze(1).tolist()
-    return tuple(
-        _sample_row(logits[i], row, token, peak)
-        for i, (row, token, peak) in enumerate(zip(rows, tokens, peaks, strict=True))
-    )
+    groups: dict[tuple[bool, bool], list[int]] = {}
+    for i, row in enumerate(rows):
+        groups.setdefault((is_adjusted(row), row.params.greedy), []).append(i)
+    results: dict[int, Sampled] = {}
+    for kind, group in groups.items():
+        for picks in [group] if kind == _PLAIN_GREEDY else _tiles(group, logits):
+            tokens = _choose(take_rows(logits, picks), [rows[i] for i in picks])
+            results.update(zip(picks, map(Sampled, tokens), strict=True))
+    for picks in _tiles([i for i, row in enumerate(rows) if row.params.logprobs is not None], logits):
+        chosen = [(rows[i], results[i].token) for i in picks]
+        results.update(zip(picks, _report(take_rows(logits, picks), chosen), strict=True))
+    return tuple(results[i] for i in range(len(rows)))
 
 
-def _sample_row(logits: Tensor, row: SampleRow, token: int, peak: float) -> Sampled:
-    """Sample one row of [V] logits whose argmax is `token`, with the value `peak`."""
-    _check_peak(row, peak)
-    raw = logits
-    if is_adjusted(row):
-        logits = adjust(raw, row)
-        token = int(logits.argmax())
-        _check_peak(row, float(logits[token]))
-    if not row.params.greedy:
-        assert row.params.seed is not None
-        token = draw(logits, row.params, random64(row.params.seed, row.num_generated))
-    if row.params.logprobs is None:
-        return Sampled(token)
-    logprobs = raw.log_softmax(dim=-1)
-    top = best(raw, row.params.logprobs)
-    return Sampled(
-        token, float(logprobs[token]), tuple(zip(top.tolist(), logprobs[top].tolist(), strict=True))
-    )
+def _tiles(picks: Sequence[int], logits: Tensor) -> Iterator[Sequence[int]]:
+    """`picks` in groups whose logits together are few enough to be worked on at once."""
+    height = max(1, (_CPU_TILE if logits.device.type == "cpu" else _GPU_TILE) // logits.shape[1])
+    return (picks[i : i + height] for i in range(0, len(picks), height))
 
 
-def _check_peak(row: SampleRow, peak: float) -> None:
-    """argmax ranks NaN above everything, so one look at the highest logit covers NaN, +inf and all -inf."""
-    if not math.isfinite(peak):
-        raise StepError(f"request {row.request_id}: no token can be chosen, the highest logit is {peak}")
+def _choose(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
+    """The tokens of rows that are all adjusted or all not, and all greedy or all drawn."""
+    if is_adjusted(rows[0]):
+        _check_peaks(rows, logits.amax(dim=-1))
+        logits = adjust_rows(logits, rows)
+    if rows[0].params.greedy:
+        highest = _argmax(logits)
+        _check_peaks(rows, logits.gather(1, highest).squeeze(1))
+        tokens: list[int] = highest.squeeze(1).tolist()
+        return tokens
+    peaks = logits.amax(dim=-1, keepdim=True)
+    _check_peaks(rows, peaks.squeeze(1))
+    randoms = [random64(_seed(row), row.num_generated) for row in rows]
+    return draw_rows(logits, peaks, [row.params for row in rows], randoms)
+
+
+def _argmax(logits: Tensor) -> Tensor:
+    """[R, 1]: the id of the highest of each row of `logits`, the lowest among equals; NaN is highest."""
+    if logits.device.type != "cpu":
+        return logits.argmax(dim=-1, keepdim=True)
+    # numpy compares with a CPU's vector instructions, in a fraction of torch's time.
+    return torch.from_numpy(logits.detach().numpy().argmax(axis=-1, keepdims=True))
+
+
+def _report(logits: Tensor, chosen: Sequence[tuple[SampleRow, int]]) -> Iterator[Sampled]:
+    """Each row's token with log-probabilities: its own and those of the row's best ids."""
+    asked = [row.params.logprobs or 0 for row, _ in chosen]
+    tokens = torch.tensor([[token] for _, token in chosen], device=logits.device)
+    ids = torch.cat((tokens, best(logits, max(asked))), dim=1)
+    logprobs = logits.log_softmax(dim=-1).gather(1, ids)
+    for k, (token, *top), (logprob, *others) in zip(asked, ids.tolist(), logprobs.tolist(), strict=True):
+        yield Sampled(token, logprob, tuple(zip(top[:k], others[:k], strict=True)))
+
+
+def _seed(row: SampleRow) -> int:
+    assert row.params.seed is not None
+    return row.params.seed
+
+
+def _check_peaks(rows: Sequence[SampleRow], peaks: Tensor) -> None:
+    """Maxima let NaN through, so one look at the highest logits ([R]) covers NaN, +inf and all -inf."""
+    for row, peak in zip(rows, peaks.tolist(), strict=True):
+        if not math.isfinite(peak):
+            raise StepError(f"request {row.request_id}: no token can be chosen, the highest logit is {peak}")

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from legato.attention import cpu_vector
 from legato.attention.base import AttentionBatch, AttentionParams, LayerCache
 from legato.attention.cpu import CpuAttention
 from legato.attention.reference import ReferenceAttention
 from legato.errors import ConfigError
+from legato.kernels.team import Threads
+from legato.kernels.vector import has_wide_registers
 
 Schedule = list[list[tuple[int, int]]]
 """Of each step, in the order of the batch: which sequences, and how many of their next positions."""
@@ -133,7 +134,7 @@ def batch_of(spans, tables, block_size):
 
 @pytest.fixture(scope="module")
 def attention() -> CpuAttention:
-    return CpuAttention()
+    return CpuAttention(Threads(2))
 
 
 @pytest.fixture(autouse=True)
@@ -288,28 +289,25 @@ def test_torch_keeps_its_number_of_threads():
 CHILD = """
 import hashlib, sys
 sys.path.insert(0, sys.argv[1])
-from legato.attention import cpu_vector
-if sys.argv[2] == "narrow":
-    cpu_vector._has_wide_registers = lambda: False
-from test_cpu_attention import CpuAttention, Model, Story
-attention = CpuAttention()
+from test_cpu_attention import CpuAttention, Model, Story, Threads
+attention = CpuAttention(Threads(2))
 story = Story(Model(kv_heads=2, ratio=3, head_dim=80, window=300, softcap=5.0), [400, 150], 8)
 outputs, _ = story.run(attention, story.shuffled(8))
 digest = hashlib.sha256(b"".join(out.numpy().tobytes() for out in outputs)).hexdigest()
-print(digest, sum(attention._attend.stats.cache_hits.values()))
+print(digest, attention.kernel.num_cache_hits)
 """
 
 
-def _child(registers, **environment):
+def _child(**environment):
     here = os.path.dirname(__file__)
-    command = [sys.executable, "-c", CHILD, here, registers]
+    command = [sys.executable, "-c", CHILD, here]
     return subprocess.run(
         command, env=os.environ | environment, capture_output=True, text=True, check=True
     ).stdout.split()
 
 
 @pytest.mark.big
-@pytest.mark.skipif(not cpu_vector._has_wide_registers(), reason="this machine has narrow registers itself")
+@pytest.mark.skipif(not has_wide_registers(), reason="this machine has narrow registers itself")
 def test_narrow_registers_give_the_bits_of_wide_ones_and_the_second_start_compiles_nothing(tmp_path):
     wide = {"NUMBA_CACHE_DIR": str(tmp_path / "wide")}
     narrow = {
@@ -317,7 +315,7 @@ def test_narrow_registers_give_the_bits_of_wide_ones_and_the_second_start_compil
         "NUMBA_CPU_NAME": "haswell",
         "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c",
     }
-    digest, hits = _child("wide", **wide)
+    digest, hits = _child(**wide)
     assert hits == "0"
-    assert _child("wide", **wide) == [digest, "1"]
-    assert _child("narrow", **narrow) == [digest, "0"]
+    assert _child(**wide) == [digest, "2"], "the kernel, and the work that its threads share"
+    assert _child(**narrow) == [digest, "0"]

@@ -117,7 +117,8 @@ def test_a_flag_of_the_wrong_type_names_flag_and_variable(tmp_path: Path) -> Non
 
 
 def test_doctor_passes_on_the_demo_model(tmp_path: Path, gemma_path: Path) -> None:
-    out = legato("doctor", "gemma3-270m", "--json", "--num-blocks", "64", cwd=tmp_path, **cache(gemma_path))
+    settings = ["--num-blocks", "64", "--threads", "1"]
+    out = legato("doctor", "gemma3-270m", "--json", *settings, cwd=tmp_path, **cache(gemma_path))
     report = json.loads(out.stdout)
     assert out.returncode == 0
     assert report["passed"]
@@ -127,6 +128,7 @@ def test_doctor_passes_on_the_demo_model(tmp_path: Path, gemma_path: Path) -> No
     }
     assert report["model"]["family"] == "gemma3"
     assert "64 blocks" in report["choices"]["kv cache"]
+    assert ", 1 of " in report["choices"]["device"]
 
 
 def test_generate_prints_the_reply_and_nothing_else(tmp_path: Path, gemma_path: Path) -> None:

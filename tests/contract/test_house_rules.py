@@ -36,6 +36,11 @@ def faults(inside: str, source: str) -> list[str]:
         ("core/x.py", "from legato.metrics.journal import StepRecord", "core may not import metrics"),
         ("core/x.py", "from legato import metrics", "core may not import metrics"),
         ("text/x.py", "import torch", "torch may be imported only in"),
+        ("kernels/x.py", "import torch", "torch may be imported only in"),
+        ("kernels/x.py", "from legato.attention.base import LayerCache", "kernels may not import attention"),
+        ("kernels/x.py", "from legato.core.plan import StepPlan", "kernels may import only config errors"),
+        ("models/x.py", "import numba", "numba may be imported only in kernels"),
+        ("models/x.py", "from llvmlite import ir", "llvmlite may be imported only in kernels"),
         ("engine/llm.py", "from legato.runner.runner import TorchRunner", "may import runner"),
         ("runner/x.py", "from legato.engine.loop import EngineLoop", "runner may not import engine"),
         ("server/x.py", "import os; os.environ['A']", "may read os.environ"),
@@ -63,6 +68,8 @@ def test_a_file_without_docstring_is_named() -> None:
         ("engine/build.py", "from legato.runner.runner import TorchRunner"),
         ("cli/x.py", "import os; os.environ['A']"),
         ("models/x.py", "import torch\nfrom legato.attention.base import LayerCache"),
+        ("models/x.py", "from legato.kernels.turn import Heads"),
+        ("kernels/x.py", "import numba\nfrom legato.errors import ConfigError\nimport legato.kernels.turn"),
     ],
 )
 def test_what_is_allowed_is_not_named(inside: str, line: str) -> None:

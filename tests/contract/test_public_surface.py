@@ -28,6 +28,7 @@ def test_the_settings_by_name() -> None:
             "num_blocks",
             "kv_memory",
             "device",
+            "threads",
             "attention",
             "kv_dtype",
         ],

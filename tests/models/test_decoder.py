@@ -10,6 +10,7 @@ from legato.attention.base import AttentionBatch, LayerCache
 from legato.attention.reference import ReferenceAttention
 from legato.models.decoder import Decoder
 from legato.models.linear import DenseLinear
+from legato.models.projection import TorchOps
 from legato.models.spec import LayerSpec, ModelSpec, RopeSpec
 
 SPEC = ModelSpec(
@@ -78,11 +79,11 @@ class RecordingFactory:
 @pytest.mark.parametrize("rows", [[], [4], [6, 0, 3], [2, 2]])
 def test_only_the_rows_asked_for_reach_the_head_in_the_order_asked(rows):
     factory = RecordingFactory()
-    decoder = Decoder(SPEC, random_weights(SPEC), attention=ReferenceAttention(), linear=factory)
+    decoder = Decoder(SPEC, random_weights(SPEC), attention=ReferenceAttention(), ops=TorchOps(factory))
     logits = run(decoder, 7, rows)
     assert logits.shape == (len(rows), SPEC.vocab_size)
     assert logits.dtype == torch.float32
-    assert factory.rows[-1] == ([len(rows)] if rows else [])
+    assert factory.rows[0] == ([len(rows)] if rows else [])
     torch.testing.assert_close(logits, run(decoder, 7, list(range(7)))[rows])
 
 
@@ -90,11 +91,11 @@ def test_the_weights_are_consumed_joined_and_the_tied_head_shares_the_embedding(
     """F-07: a tied head is the embedding itself."""
     weights, factory = random_weights(SPEC), RecordingFactory()
     embedding, output = weights["embed"], weights["layers.0.o"]
-    Decoder(SPEC, weights, attention=ReferenceAttention(), linear=factory)
+    Decoder(SPEC, weights, attention=ReferenceAttention(), ops=TorchOps(factory))
     assert weights == {}
-    qkv, o, gate_up, down = factory.weights[:4]
+    head, qkv, o, gate_up, down = factory.weights[:5]
     assert (len(qkv), len(gate_up), len(down)) == ((4 + 2 * 2) * 6, 2 * 20, 12)
-    assert factory.weights[-1].data_ptr() == embedding.data_ptr()
+    assert head.data_ptr() == embedding.data_ptr()
     assert o.data_ptr() == output.data_ptr()
 
 
@@ -103,8 +104,8 @@ def test_an_untied_head_is_its_own_matrix():
     spec = replace(SPEC, tie_embeddings=False)
     weights, factory = random_weights(spec), RecordingFactory()
     head = weights["lm_head"]
-    Decoder(spec, weights, attention=ReferenceAttention(), linear=factory)
-    assert factory.weights[-1] is head
+    Decoder(spec, weights, attention=ReferenceAttention(), ops=TorchOps(factory))
+    assert factory.weights[0] is head
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -10,6 +10,7 @@ from legato.core.plan import ForwardBatch, ForwardSeq, Sampled, SampleRow, StepP
 from legato.core.request import RequestId, SamplingParams
 from legato.models.decoder import Decoder
 from legato.models.linear import DenseLinear, LinearFactory
+from legato.models.projection import TorchOps
 from legato.models.spec import LayerSpec, ModelSpec, RopeSpec
 from legato.runner.kv_cache import KVCache
 from legato.runner.runner import TorchRunner
@@ -71,7 +72,7 @@ def tiny_runner(
     linear: LinearFactory = DenseLinear,
 ) -> TorchRunner:
     """A runner over a model of fixed random weights: the same for every call."""
-    decoder = Decoder(spec, tiny_weights(spec), attention=ReferenceAttention(), linear=linear)
+    decoder = Decoder(spec, tiny_weights(spec), attention=ReferenceAttention(), ops=TorchOps(linear))
     cache = KVCache(spec, num_blocks=num_blocks, block_size=block_size, dtype=torch.float32, device=CPU)
     return TorchRunner(decoder, cache)
 

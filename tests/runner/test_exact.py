@@ -13,28 +13,30 @@ from torch.nn import functional as F
 
 from legato.attention.cpu import CpuAttention
 from legato.models.decoder import Decoder
-from legato.models.linear import LinearFactory
-from legato.models.linear_cpu import Fp16Linear, Int8Linear
+from legato.models.projection import LayerOps, TorchOps
 from legato.models.spec import ModelSpec
+from legato.runner.backends import layer_ops
 from legato.runner.exactness import ExactnessCheck, ExactnessReport
 from legato.runner.kv_cache import KVCache
 
 CPU = torch.device("cpu")
 LENGTHS = (1, 7, 40, 150)
-SPECS = {"llama": replace(LLAMA, head_dim=16), "gemma": GEMMA}
-WEIGHTS: dict[str, LinearFactory] = {"fp16": Fp16Linear, "w8": Int8Linear}
+# Sizes that the integer products work with.
+SIZES = {"head_dim": 32, "intermediate_size": 64}
+SPECS = {"llama": replace(LLAMA, **SIZES), "gemma": replace(GEMMA, **SIZES)}
+WEIGHTS = {kind: layer_ops(kind) for kind in ("fp16", "w16", "w8")}
 ATTENTION = CpuAttention()
 
 
 def check(
     spec: ModelSpec,
-    linear: LinearFactory,
+    ops: LayerOps,
     *,
     seed: int,
     block_size: int = 16,
     kv: torch.dtype = torch.float32,
 ) -> ExactnessReport:
-    decoder = Decoder(spec, tiny_weights(spec), attention=ATTENTION, linear=linear)
+    decoder = Decoder(spec, tiny_weights(spec), attention=ATTENTION, ops=ops)
     num_blocks = 2 + sum(-(-length // block_size) for length in LENGTHS)
     cache = KVCache(spec, num_blocks=num_blocks, block_size=block_size, dtype=kv, device=CPU)
     return ExactnessCheck(decoder, cache, seed=seed, lengths=LENGTHS).run(lambda report: report.schedules < 3)
@@ -58,9 +60,9 @@ def test_logits_are_the_same_bits_in_every_schedule(
 
 
 def test_the_schedules_are_wild_enough_to_mean_something() -> None:
-    report = check(SPECS["gemma"], Fp16Linear, seed=1)
+    report = check(SPECS["gemma"], WEIGHTS["w16"], seed=1)
     for seed in range(2, 8):
-        more = check(SPECS["gemma"], Fp16Linear, seed=seed)
+        more = check(SPECS["gemma"], WEIGHTS["w16"], seed=seed)
         report.preemptions += more.preemptions
         report.comparisons += more.comparisons
     assert report.preemptions > 3
@@ -80,6 +82,6 @@ class Leaning:
 
 def test_one_rounding_that_depends_on_the_batch_is_found() -> None:
     leaning: Callable[[Tensor, Tensor | None], Leaning] = Leaning
-    report = check(SPECS["llama"], leaning, seed=3)
+    report = check(SPECS["llama"], TorchOps(leaning), seed=3)
     assert report.mismatches > 0
     assert report.first_mismatch is not None

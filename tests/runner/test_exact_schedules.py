@@ -22,13 +22,15 @@ from legato.core.request import Request, RequestId, SamplingParams
 from legato.core.schedule import Reason, Schedule
 from legato.core.scheduler import Scheduler, SchedulerConfig
 from legato.models.decoder import Decoder
-from legato.models.linear_cpu import Fp16Linear
 from legato.models.spec import ModelSpec
+from legato.runner.backends import layer_ops
 from legato.runner.kv_cache import KVCache
 from legato.runner.runner import TorchRunner
 
 BLOCK = 4
-SPECS = {"llama": replace(LLAMA, head_dim=16), "gemma": GEMMA}
+SIZES = {"head_dim": 32, "intermediate_size": 64}
+SPECS = {"llama": replace(LLAMA, **SIZES), "gemma": replace(GEMMA, **SIZES)}
+OPS = layer_ops("w16")
 ATTENTION = CpuAttention()
 families = pytest.mark.parametrize("family", SPECS)
 PREFIX = random_prompt(24, seed=99)
@@ -67,7 +69,7 @@ class Bench:
         self.scheduler = Scheduler(
             config, pool, prefill_policy=self.policy, order=self.order, replies=Blind()
         )
-        decoder = Decoder(self.spec, tiny_weights(self.spec), attention=ATTENTION, linear=Fp16Linear)
+        decoder = Decoder(self.spec, tiny_weights(self.spec), attention=ATTENTION, ops=OPS)
         cache = KVCache(
             self.spec,
             num_blocks=self.num_blocks,

@@ -1,6 +1,7 @@
 """Packed linear layers: right numbers, and the same bits for a row whatever stands beside it."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,20 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from legato.models.linear import LinearFactory
-from legato.models.linear_cpu import (
-    FULL,
-    HALF,
-    PACK_ROWS,
-    Fp16Linear,
-    Int8Linear,
-    obstacle,
-    row_tile,
-    split_rows,
-)
+from legato.models.linear_fp16 import PACK_ROWS, Fp16Linear, obstacle, row_tile
 
 SHAPES = [(640, 640), (1000, 2048), (48, 16), (7, 640)]
-KINDS = [Fp16Linear, Int8Linear]
 
 
 def case(num_out: int, num_in: int, num_rows: int = 90) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -43,26 +33,23 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("kind", "tolerance"), [(Fp16Linear, 5e-4), (Int8Linear, 6e-3)])
-def test_the_product_is_right(kind: LinearFactory, tolerance: float, shape: tuple[int, int]) -> None:
+def test_the_product_is_right(shape: tuple[int, int]) -> None:
     weight, bias, x = case(*shape)
     exact = F.linear(x.double(), weight.double(), bias.double())
     size = x.norm(dim=1, keepdim=True) * weight.norm(dim=1) + bias.abs()
-    error = (kind(weight, bias)(x) - exact).abs() / size
-    assert float(error.max()) < tolerance
+    error = (Fp16Linear(weight, bias)(x) - exact).abs() / size
+    assert float(error.max()) < 5e-4
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_bias_is_a_bias_of_zero(kind: LinearFactory) -> None:
+def test_no_bias_is_a_bias_of_zero() -> None:
     weight, _, x = case(64, 32)
-    assert torch.equal(kind(weight, None)(x), kind(weight, torch.zeros(64))(x))
+    assert torch.equal(Fp16Linear(weight, None)(x), Fp16Linear(weight, torch.zeros(64))(x))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_row_has_the_same_bits_in_every_batch(kind: LinearFactory, shape: tuple[int, int]) -> None:
+def test_a_row_has_the_same_bits_in_every_batch(shape: tuple[int, int]) -> None:
     weight, bias, x = case(*shape)
-    layer = kind(weight, bias)
+    layer = Fp16Linear(weight, bias)
     whole = layer(x)
     for num_rows in range(1, len(x) + 1):
         assert torch.equal(layer(x[:num_rows]), whole[:num_rows]), num_rows
@@ -72,19 +59,17 @@ def test_a_row_has_the_same_bits_in_every_batch(kind: LinearFactory, shape: tupl
 
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-@pytest.mark.parametrize("kind", KINDS)
-def test_order_and_neighbours_do_not_matter(kind: LinearFactory, data: st.DataObject) -> None:
+def test_order_and_neighbours_do_not_matter(data: st.DataObject) -> None:
     weight, bias, x = case(320, 96)
-    layer = kind(weight, bias)
+    layer = Fp16Linear(weight, bias)
     rows = data.draw(st.lists(st.integers(0, len(x) - 1), min_size=1, max_size=70))
     assert torch.equal(layer(x[rows]), layer(x)[rows])
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_number_of_threads_does_not_matter(kind: LinearFactory) -> None:
+def test_the_number_of_threads_does_not_matter() -> None:
     weight, bias, x = case(1000, 640)
-    layer = kind(weight, bias)
+    layer = Fp16Linear(weight, bias)
     torch.set_num_threads(1)
     one = layer(x)
     torch.set_num_threads(2)
@@ -97,30 +82,22 @@ def test_a_matrix_packed_in_parts_is_one_matrix() -> None:
     assert torch.allclose(Fp16Linear(weight, bias)(x), exact, rtol=1e-2, atol=1e-2)
 
 
-def test_a_row_is_its_scale_times_its_halves() -> None:
-    _, _, x = case(1, 640)
-    halves, scale = split_rows(x)
-    upper, lower = (part.double() - HALF for part in halves.chunk(2))
-    assert int(halves.max()) <= 2 * HALF - 1, "7 bits"
-    assert ((x - scale * (2 * HALF * upper + lower)).abs() <= 0.501 * scale).all()
-    assert torch.allclose(scale[:, 0], x.abs().amax(1) / FULL, rtol=1e-6, atol=1e-37)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_an_operator_that_is_gone_is_an_obstacle_in_words(
-    kind: LinearFactory, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert obstacle(kind) is None
-    for name in ("quantized", "onednn"):
-        monkeypatch.setattr(torch.ops, name, object())
+    assert obstacle() is None
+    monkeypatch.setattr(torch.ops, "quantized", object())
     row_tile.cache_clear()
-    found = obstacle(kind)
+    found = obstacle()
     assert found is not None
     assert found.startswith("AttributeError: ")
 
 
-def test_a_wrong_product_is_an_obstacle() -> None:
-    assert (
-        obstacle(lambda weight, bias: lambda x: F.linear(x, weight, bias) + 1)
-        == "a test product came out wrong"
+def test_a_wrong_product_is_an_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = torch.ops.quantized.linear_dynamic_fp16
+    wrong = SimpleNamespace(
+        linear_prepack_fp16=torch.ops.quantized.linear_prepack_fp16,
+        linear_dynamic_fp16=lambda x, packed: right(x, packed) + 1,
     )
+    monkeypatch.setattr(torch.ops, "quantized", wrong)
+    assert obstacle() == "a test product came out wrong"

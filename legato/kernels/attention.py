@@ -4,8 +4,8 @@ Work is cut by query rows and by positions. A tile is up to TILE_ROWS flat rows 
 head; flat row f is query head f % R of the sequence's row f // R, with R query heads on one key-value head.
 Positions are cut into parts of PART absolute positions. Each part of a tile is computed by itself, and the
 parts are merged first to last: all by one thread, or, if the tile is a large share of the step, by several.
-With the arithmetic of `cpu_vector.py`, no bit of a row's result depends on who computes a part, on the other
-rows of the tile, or on positions that the row does not see.
+With the arithmetic of `attention_vector.py`, no bit of a row's result depends on who computes a part, on the
+other rows of the tile, or on positions that the row does not see.
 
 Shape legend: see `attention/base.py`.
 """
@@ -17,15 +17,17 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
+from numba import types
 
-from legato.attention import cpu_vector as vector
-from legato.attention.cpu_vector import AHEAD, LANES, SUMS, TILE_ROWS, VECTOR_BYTES, next_number
+from legato.kernels import attention_vector as vector
+from legato.kernels.attention_vector import AHEAD, FEW, FLOAT32, FOUR, SUMS, TILE_ROWS
+from legato.kernels.cache import Kernel, Progress, source_version
+from legato.kernels.team import Team, sharing, tuple_type
+from legato.kernels.vector import LANES, VECTOR_BYTES, copy, next_number
 
 _compiled: Any = numba.njit
 
 PART = 128
-FLOAT32, BFLOAT16, FLOAT16 = range(3)
-"""What the pools hold."""
 
 _TILE = np.dtype(
     [
@@ -86,35 +88,73 @@ class _Scratch(NamedTuple):
     state: int
 
 
-def build_attend(version: int) -> Any:
-    """The compiled function that stores a step's K and V and then attends.
+class _Context(NamedTuple):
+    """What the threads at a step share."""
+
+    step: Step
+    q: Rows
+    out: Rows
+    keys: Rows
+    values: Rows
+    tiles: Any
+    items: Any
+    states: Any
+    numbers: Any  # the next item, then for each tile how many of its parts are done
+    scratch: Any  # [workers, ..]
+
+
+_ROWS, _BYTES = tuple_type(Rows), types.Array(types.uint8, 1, "C")
+_share, _get = sharing(
+    tuple_type(
+        _Context,
+        step=tuple_type(
+            Step,
+            query_start=types.Array(types.int32, 1, "C"),
+            start=types.Array(types.int32, 1, "C"),
+            block_table=types.Array(types.int32, 2, "C"),
+            slots=types.Array(types.int64, 1, "C"),
+        ),
+        q=_ROWS,
+        out=_ROWS,
+        keys=_ROWS,
+        values=_ROWS,
+        tiles=types.Array(numba.from_dtype(_TILE), 1, "C"),
+        items=types.Array(numba.from_dtype(_ITEM), 1, "C"),
+        states=_BYTES,
+        numbers=types.Array(types.int64, 1, "C"),
+        scratch=types.Array(types.uint8, 2, "C"),
+    )
+)
+
+
+def attend_kernel(progress: Progress) -> Kernel:
+    """attend(team, step, q, k, v, out, keys, values): stores a step's K and V, then attends.
 
     Rows of q, k, v and out are tokens, those of the pools `keys` and `values` are slots. q and out are
     float32, the others have the pools' element.
-
-    `version` stands for the source of `cpu_vector.py`: numba's cache on disk notices changes only in this
-    file, and in the values that the cached function closes over.
     """
+    version = source_version()
 
     @_compiled(nogil=True)
     def attend(
-        step: Step, q: Rows, k: Rows, v: Rows, out: Rows, keys: Rows, values: Rows, workers: int
+        team: Team, work: int, step: Step, q: Rows, k: Rows, v: Rows, out: Rows, keys: Rows, values: Rows
     ) -> int:
         _store(step, k, keys)
         _store(step, v, values)
         tiles = _cut_rows(step)
-        items, num_bytes = _cut_work(tiles, workers)
-        team = min(workers, len(items))
+        items, num_bytes = _cut_work(tiles, team.workers)
+        some = Team(team.state, min(team.workers, len(items)))
         states = np.empty(num_bytes + VECTOR_BYTES, np.uint8)
         numbers = np.zeros(1 + len(tiles), np.int64)
-        scratch = np.empty((team, _scratch_bytes(step.dim)), np.uint8)
-        if team == 1:  # waking others costs time
-            _work(step, q, out, keys, values, tiles, items, states, numbers, scratch[0])
-        else:
-            _share(step, q, out, keys, values, tiles, items, states, numbers, scratch)
+        scratch = np.empty((some.workers, _scratch_bytes(step.dim)), np.uint8)
+        context = _Context(step, q, out, keys, values, tiles, items, states, numbers, scratch)
+        _share(some, work, context)
         return version
 
-    return attend
+    def work(address: int, worker: int) -> None:
+        _work(_get(address), worker, version)
+
+    return Kernel(attend, work, progress)
 
 
 @_compiled
@@ -187,41 +227,15 @@ def _store(step: Step, new: Rows, pool: Rows) -> None:
     for row in range(len(step.slots)):
         for head in range(step.kv_heads):
             to = pool.address + step.slots[row] * pool.row + head * pool.head
-            vector.copy(to, new.address + row * new.row + head * new.head, size)
-
-
-# The loop stands alone: numba moves statements around a prange, and would free what only an address leads to.
-@_compiled(parallel=True)
-def _share(
-    step: Step,
-    q: Rows,
-    out: Rows,
-    keys: Rows,
-    values: Rows,
-    tiles: Any,
-    items: Any,
-    states: Any,
-    numbers: Any,
-    scratch: Any,
-) -> None:
-    for worker in numba.prange(len(scratch)):
-        _work(step, q, out, keys, values, tiles, items, states, numbers, scratch[worker])
+            copy(to, new.address + row * new.row + head * new.head, size)
 
 
 @_compiled
-def _work(
-    step: Step,
-    q: Rows,
-    out: Rows,
-    keys: Rows,
-    values: Rows,
-    tiles: Any,
-    items: Any,
-    states: Any,
-    numbers: Any,
-    memory: Any,
-) -> None:
-    """Take items until there are none. numbers: the next item, then for each tile how many parts are done."""
+def _work(c: _Context, worker: int, _version: int) -> None:
+    """Take items until there are none."""
+    step, q, out, keys, values = c.step, c.q, c.out, c.keys, c.values
+    tiles, items, states, numbers = c.tiles, c.items, c.states, c.numbers
+    memory = c.scratch[worker]
     scratch = _cut_scratch(memory, step.dim)
     shared = _up(states.ctypes.data, VECTOR_BYTES)
     while True:
@@ -275,12 +289,13 @@ def _head_of(step: Step, rows: Rows, tile: Any, flat: int) -> int:
 def _prepare(step: Step, q: Rows, tile: Any, scratch: _Scratch) -> None:
     """Lay out the tile's queries, and what each of its rows sees; spare lanes are zeros and see nothing."""
     scratch.seen[:] = 0
-    vector.clear(scratch.queries, _up(tile.count, LANES) * step.dim * 4)
+    lanes = FOUR if tile.count <= FEW else LANES
+    vector.clear(scratch.queries, _up(tile.count, lanes) * step.dim * 4)
     for i in range(tile.count):
         position = step.start[tile.seq] + (tile.row + i) // step.ratio
         scratch.seen[0, i], scratch.seen[1, i] = max(0, position - step.window + 1), position + 1
-        lane = scratch.queries + i // LANES * step.dim * VECTOR_BYTES + i % LANES * 4
-        vector.pack_query(lane, _head_of(step, q, tile, tile.row + i), step.dim, step.factor)
+        lane = scratch.queries + i // lanes * step.dim * lanes * 4 + i % lanes * 4
+        vector.pack_query(lane, lanes * 4, _head_of(step, q, tile, tile.row + i), step.dim, step.factor)
 
 
 @_compiled
@@ -293,23 +308,27 @@ def _attend_part(
     count = min((part + 1) * PART, tile.high) - first
     addresses = scratch.addresses.ctypes.data
     _find(scratch.slots, step.block_table[tile.seq], step.block_size, first, count)
-    _fetch(step, keys, tile.head, count, scratch)
+    element = _fetch(step, keys, tile, count, scratch)
+    if tile.count <= FEW:
+        for row in range(0, tile.count, FOUR):
+            scores, queries = scratch.scores + row * 4, scratch.queries + row * dim * 4
+            vector.score_few(scores, queries, addresses, _up(count, 16), dim, element)
     for row in range(0, tile.count, LANES):
-        scores = scratch.scores + row * PART * 4
-        vector.score(scores, scratch.queries + row * dim * 4, addresses, _up(count, 8), dim)
+        scores, at = scratch.scores + row * PART * 4, row * 4
+        if tile.count > FEW:
+            vector.score(scores, scratch.queries + row * dim * 4, addresses, _up(count, 8), dim)
         if step.cap > 0:
             vector.cap_scores(scores, count, step.cap)
-        at = row * 4
         vector.weigh(scores, count, first, scratch.seen.ctypes.data + at, state + at, scratch.factors + at)
-    _fetch(step, values, tile.head, count, scratch)
+    element = _fetch(step, values, tile, count, scratch)
     is_edge = first < scratch.seen[0, tile.count - 1] or first + count > scratch.seen[1, 0]
     for row in range(0, tile.count, 4):
-        sums = state + 2 * SUMS + row * dim * 4
+        sums, factors = state + 2 * SUMS + row * dim * 4, scratch.factors + row * 4
         weights = scratch.scores + row // LANES * PART * VECTOR_BYTES + row % LANES * 4
         if is_edge:
-            vector.add_values_at_edge(sums, weights, addresses, count, dim, scratch.factors + row * 4)
+            vector.add_values_at_edge(sums, weights, addresses, count, dim, factors, element)
         else:
-            vector.add_values(sums, weights, addresses, count, dim, scratch.factors + row * 4)
+            vector.add_values(sums, weights, addresses, count, dim, factors, element)
 
 
 @_compiled
@@ -324,20 +343,22 @@ def _find(slots: Any, blocks: Any, block_size: int, first: int, count: int) -> N
 
 
 @_compiled
-def _fetch(step: Step, pool: Rows, head: int, count: int, scratch: _Scratch) -> None:
-    """Where the part's keys or values are: in the pool if it holds float32, else widened in `scratch.wide`.
+def _fetch(step: Step, pool: Rows, tile: Any, count: int, scratch: _Scratch) -> int:
+    """Where the part's keys or values are, and what they are.
 
-    The last address is repeated to the end, for `score` takes eight at a time and memory is fetched ahead.
+    In the pool; but if many rows need them as float32, they are widened once, in `scratch.wide`. The last
+    address is repeated to the end, for keys are scored several at a time and memory is fetched ahead.
     """
+    widens = step.element != FLOAT32 and tile.count > FEW
     for j in range(count):
-        row = pool.address + scratch.slots[j] * pool.row + head * pool.head
-        wide = scratch.wide + j * step.dim * 4
-        if step.element == BFLOAT16:
-            vector.widen_bfloat16(wide, row, step.dim)
-        elif step.element == FLOAT16:
-            vector.widen_float16(wide, row, step.dim)
-        scratch.addresses[j] = row if step.element == FLOAT32 else wide
+        row = pool.address + scratch.slots[j] * pool.row + tile.head * pool.head
+        if widens:
+            wide = scratch.wide + j * step.dim * 4
+            vector.widen(wide, row, step.dim, step.element)
+            row = wide
+        scratch.addresses[j] = row
     scratch.addresses[count:] = scratch.addresses[count - 1]
+    return FLOAT32 if widens else step.element
 
 
 @_compiled

@@ -1,0 +1,1 @@
+"""Compiled arithmetic for CPUs: knows addresses and sizes, no tensors."""

@@ -1,0 +1,125 @@
+"""Which attention and which layers compute a model here, and why, in words."""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from legato.attention.base import AttentionBackend
+from legato.attention.reference import ReferenceAttention
+from legato.errors import ConfigError
+from legato.models import linear_fp16
+from legato.models.projection import LayerOps, TorchOps
+from legato.models.spec import ModelSpec
+from legato.runner.device import choose_dtype
+
+if TYPE_CHECKING:
+    from legato.kernels.team import Threads
+
+# The kernels are imported where they are used: numba takes half a second, and other devices do not need it.
+
+logger = logging.getLogger(__name__)
+
+WEIGHTS = ("dense", "fp16", "w16", "w8")
+"""Ways to keep weights: as they are; packed in 16-bit floats; as integers of 12 or 8 bits."""
+
+Progress = Callable[[str], None]
+
+
+def start_threads(device: torch.device, progress: Progress) -> "Threads | None":
+    """The threads of compiled kernels, as many as torch has; none for devices that do not run any."""
+    if device.type != "cpu":
+        return None
+    from legato.kernels.team import Threads
+
+    return Threads(torch.get_num_threads(), progress=progress)
+
+
+def choose_attention(
+    asked: str, spec: ModelSpec, device: torch.device, threads: "Threads | None", progress: Progress
+) -> tuple[AttentionBackend, str]:
+    """The attention back end, and why. Raises `ConfigError` if what is asked for cannot work here."""
+    if asked == "reference":
+        return ReferenceAttention(), "asked for"
+    try:
+        if device.type != "cpu":
+            raise ConfigError(f"attention: the cpu kernels do not run on {device.type}", param="attention")
+        from legato.attention.cpu import CpuAttention
+
+        return CpuAttention(threads, head_dim=spec.head_dim, progress=progress), asked
+    except ConfigError as error:
+        if asked == "cpu":
+            raise
+        return ReferenceAttention(), error.message
+
+
+def choose_weights(asked: str, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
+    """How weights are kept, and why. Raises `ConfigError` if what is asked for cannot work here.
+
+    Automatic is w16, else fp16, else dense, which is the only one on a GPU and is not exact on a CPU.
+    """
+    if asked != "auto":
+        problem = _obstacle(asked, spec, device, dtype)
+        if problem is None:
+            return asked, "asked for"
+        raise ConfigError(f"weights: {asked} does not work here: {problem}", param="weights")
+    problems: list[str] = []
+    for kind in ("w16", "fp16"):
+        problem = _obstacle(kind, spec, device, dtype)
+        if problem is None and kind == "w16":
+            problem = _slowness()
+        if problem is None:
+            return kind, "; ".join(["auto", *problems])
+        problems.append(f"no {kind}: {problem}")
+    if device.type == "cpu":
+        logger.warning(
+            "weights: %s; dense is several times slower, and not bit-exact between schedules",
+            "; ".join(problems),
+        )
+    return "dense", "; ".join(problems)
+
+
+def choose_kv_dtype(
+    asked: str, attention: AttentionBackend, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.dtype, str]:
+    """What K and V are stored as, and why.
+
+    Automatic is 16 bits where the kernels read them as fast as they come: half the memory, faster decodes at
+    long contexts, and no difference that can be measured (docs/decisions/0009).
+    """
+    if asked != "auto":
+        return choose_dtype(asked, device), "asked for"
+    return (torch.float16 if attention.name == "cpu" else dtype), "auto"
+
+
+def layer_ops(
+    weights: str, threads: "Threads | None" = None, progress: Progress = lambda _: None
+) -> LayerOps:
+    """Layers that keep weights in one of `WEIGHTS`."""
+    if weights == "dense":
+        return TorchOps()
+    if weights == "fp16":
+        return TorchOps(linear_fp16.Fp16Linear, embedding_dtype=torch.float16)
+    from legato.models.projection_cpu import CpuOps
+
+    return CpuOps(weights, threads, progress=progress)
+
+
+def _obstacle(kind: str, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> str | None:
+    if kind == "dense":
+        return None
+    if device.type != "cpu" or dtype != torch.float32:
+        return f"it needs float32 on a cpu, this is {str(dtype).removeprefix('torch.')} on {device.type}"
+    if kind == "fp16":
+        return linear_fp16.obstacle()
+    from legato.models.projection_cpu import obstacle
+
+    return obstacle(spec)
+
+
+def _slowness() -> str | None:
+    """Why integers would be slow here, in words."""
+    from legato.models.projection_cpu import is_fast
+
+    return None if is_fast() else "this processor has no instruction for sums of integer products"

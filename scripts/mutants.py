@@ -367,7 +367,7 @@ MUTANTS = (
     Mutant(
         "what runs is not expected to grow",
         "legato/core/admission.py",
-        "growth = sum(self._end_blocks(s) - len(s.blocks) for s in self._running)",
+        "growth = sum(self._end_blocks(s) - len(s.blocks) for s in running)",
         "growth = 0",
         ADMISSION + "strict_admission_looks_at_the_most_that_may_be_asked_for",
     ),

@@ -111,6 +111,24 @@ class EngineSettings(Section):
         ge=1,
         description="Most requests that run at once. Default: 64, or max_batch_tokens if that is less.",
     )
+    min_chunk: int = Field(
+        default=32,
+        ge=1,
+        description="Least tokens of a chunk that the budget cuts short, but for the first of a step.",
+    )
+    policy: Literal["fair", "fcfs", "shortest", "priority"] = Field(
+        default="fair",
+        description="Which prompt comes first. fair: who would be through first if all shared every step "
+        "equally. fcfs: who came first. shortest: the fewest tokens. priority: the requests' priority.",
+    )
+    admission: Literal["expected", "strict"] = Field(
+        default="expected",
+        description="Blocks that must be free to start a request. expected: for its prompt and a reply "
+        "of the usual length. strict: for all that it may ask for, so that nothing is ever preempted.",
+    )
+    prefix_cache: bool = Field(
+        default=True, description="Requests with the same beginning share its computed blocks."
+    )
     block_size: int = Field(default=32, ge=1, le=1024, description="Tokens in a block of the KV cache.")
     num_blocks: int | None = Field(
         default=None, ge=1, description="Blocks in the KV cache, instead of kv_memory."
@@ -158,6 +176,9 @@ class ServerSettings(Section):
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+    max_waiting: int = Field(
+        default=2048, ge=1, description="Most requests that wait at once; more are told to come later (429)."
+    )
     shutdown_timeout: float = Field(
         default=30.0, ge=0, description="Seconds that running replies get to end after SIGTERM."
     )

@@ -6,7 +6,9 @@
     ├── RequestError           the client's request is wrong                          400
     │   ├── ContextLengthError     it can never fit, whatever the load                400
     │   └── NotFoundError          no such model or route                             404
+    ├── QueueFullError         as many requests wait as may                           429
     ├── UnavailableError       loading, draining or shut down                         503
+    ├── DeadlineError          the request's own timeout passed                       504
     └── StepError              a model step failed; the request in it is lost         500
 
 Messages say what is wrong, where, and the limits in numbers; they never hold a prompt's text.
@@ -55,6 +57,28 @@ class NotFoundError(RequestError):
     """No such model or route."""
 
     status = 404
+
+
+class QueueFullError(LegatoError):
+    """As many requests wait as may."""
+
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, message: str, *, retry_after_s: int) -> None:
+        """`retry_after_s`: when it is worth asking again, in seconds."""
+        super().__init__(message, code="queue_full")
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineError(LegatoError):
+    """The timeout that the request asked for passed before its reply was complete."""
+
+    status = 504
+    type = "timeout_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="timeout", code="deadline_exceeded")
 
 
 class UnavailableError(LegatoError):

@@ -31,6 +31,11 @@ class Mutant:
 
 CONTRACT = "tests/core/test_chunked_prefill.py::test_"
 SCHEDULER = "tests/core/test_scheduler.py::test_"
+SHARING = "tests/core/test_prefix_sharing.py::test_"
+ORDER = "tests/core/test_order.py::test_"
+ADMISSION = "tests/core/test_admission.py::test_"
+INPUTS = "tests/runner/test_inputs.py::test_"
+EXACT = "tests/runner/test_exact_schedules.py::test_"
 INVARIANCE = "tests/runner/test_chunk_invariance.py::test_"
 PRODUCTS = "tests/kernels/test_integer_products.py::test_"
 ALONE = "tests/kernels/test_rows_stand_alone.py::test_"
@@ -47,8 +52,8 @@ MUTANTS = (
     Mutant(
         "a scheduler that trusts its policy with the budget",
         "legato/core/draft.py",
-        "else min(remaining, budget))",
-        "else remaining)",
+        "if policy.whole and alone else min(remaining, self._budget)",
+        "if policy.whole and alone else remaining",
         SCHEDULER + "no_policy_can_break_the_budget_or_stop_the_engine",
     ),
     Mutant(
@@ -102,24 +107,24 @@ MUTANTS = (
     ),
     # Others, of the scheduler and the pool.
     Mutant(
-        "admission by the first chunk only",
-        "legato/core/draft.py",
-        "if self._scheduler.blocks_to_admit(sequence) > self._free:",
-        "if self._free < 1:",
+        "admission by the known tokens only",
+        "legato/core/admission.py",
+        "if self._empty else self._end_blocks(sequence)",
+        "if self else self._end_blocks(sequence)",
         SCHEDULER + "admission_needs_the_whole_prompt_and_a_block_more",
     ),
     Mutant(
-        "the oldest is preempted",
-        "legato/core/draft.py",
-        "self._preempt(self._running.pop())",
-        "self._preempt(self._running.pop(0))",
+        "the most senior may be preempted",
+        "legato/core/preemption.py",
+        "left.remove(min(left, key=seniority))",
+        "left.remove(max(left, key=seniority))",
         SCHEDULER + "the_youngest_is_preempted_and_goes_on_where_it_was",
     ),
     Mutant(
-        "a preempted sequence goes to the end of the queue",
-        "legato/core/scheduler.py",
-        "self.waiting.move_to_end(sequence.id, last=False)",
-        "self.waiting.move_to_end(sequence.id)",
+        "a preempted sequence has no precedence in the queue",
+        "legato/core/order.py",
+        "return sequence.num_preemptions == 0",
+        "return sequence.num_preemptions > 0",
         SCHEDULER + "a_preempted_sequence_waits_at_the_head_of_the_queue",
     ),
     Mutant(
@@ -139,16 +144,317 @@ MUTANTS = (
     Mutant(
         "a stop token counts before min_tokens",
         "legato/core/stopping.py",
-        "sequence.num_generated > params.min_tokens and",
+        "num_generated > params.min_tokens and",
         "",
         SCHEDULER + "no_stop_token_counts_before_min_tokens",
     ),
     Mutant(
         "one token too few",
         "legato/core/stopping.py",
-        "sequence.num_generated >= params.max_tokens",
-        "sequence.num_generated >= params.max_tokens - 1",
+        "num_generated >= params.max_tokens",
+        "num_generated >= params.max_tokens - 1",
         SCHEDULER + "exactly_max_tokens_are_made",
+    ),
+    # Of what is shared.
+    Mutant(
+        "a digest without what is before it",
+        "legato/core/prefix_index.py",
+        "hashlib.sha256(chain[-1] + data)",
+        "hashlib.sha256(data)",
+        SHARING + "digests_are_equal_as_far_as_the_texts_are_and_no_further",
+    ),
+    Mutant(
+        "all tenants share one root",
+        "legato/core/prefix_index.py",
+        'hashlib.sha256(b"salt " + salt.encode(errors="surrogatepass"))',
+        'hashlib.sha256(b"salt " + salt[:0].encode())',
+        SHARING + "only_requests_with_the_same_salt_share",
+    ),
+    Mutant(
+        "no-prefix-cache shares all the same",
+        "legato/core/scheduler.py",
+        "if self.config.prefix_cache else private_root(request.id)",
+        "if request.id else private_root(request.id)",
+        SHARING + "without_prefix_cache_nobody_shares_and_nothing_changes",
+    ),
+    Mutant(
+        "a fully cached prompt computes nothing",
+        "legato/core/scheduler.py",
+        "(sequence.num_known - 1) // self.blocks.block_size + 1",
+        "sequence.num_known // self.blocks.block_size + 1",
+        SHARING + "a_fully_cached_prompt_of_whole_blocks_still_computes_its_last_block",
+    ),
+    Mutant(
+        "a block that is filled in part is shareable",
+        "legato/core/scheduler.py",
+        "end = sequence.num_computed // size",
+        "end = -(-sequence.num_computed // size)",
+        SHARING + "a_block_is_found_only_after_the_step_that_filled_it",
+    ),
+    Mutant(
+        "a block is published under its neighbour's digest",
+        "legato/core/scheduler.py",
+        "self.blocks.publish(sequence.blocks[i], sequence.chain[i + 1])",
+        "self.blocks.publish(sequence.blocks[i], sequence.chain[i])",
+        SHARING + "a_block_is_found_only_after_the_step_that_filled_it",
+    ),
+    Mutant(
+        "a shared block is free when its first holder leaves",
+        "legato/core/block_pool.py",
+        "self._holders[block] -= 1",
+        "self._holders[block] = 0",
+        SHARING + "the_pool_does_what_the_slow_pool_does",
+    ),
+    Mutant(
+        "heads are evicted before tails",
+        "legato/core/block_pool.py",
+        "for block in reversed(blocks):",
+        "for block in blocks:",
+        SHARING + "the_least_recently_used_is_evicted_and_tails_before_heads",
+    ),
+    Mutant(
+        "the most recently used is evicted",
+        "legato/core/block_pool.py",
+        "self._cached.popitem(last=False)",
+        "self._cached.popitem(last=True)",
+        SHARING + "the_least_recently_used_is_evicted_and_tails_before_heads",
+    ),
+    Mutant(
+        "cached blocks are taken before blank ones",
+        "legato/core/block_pool.py",
+        "            if self._blank:\n",
+        "            if self._blank and not self._cached:\n",
+        SHARING + "the_pool_does_what_the_slow_pool_does",
+    ),
+    Mutant(
+        "an evicted block is still known",
+        "legato/core/prefix_index.py",
+        "del self._block_of[self._digest_of.pop(block)]",
+        "self._digest_of.pop(block)",
+        SHARING + "the_pool_does_what_the_slow_pool_does",
+    ),
+    Mutant(
+        "a shared block stays evictable",
+        "legato/core/block_pool.py",
+        "self._cached.pop(block, None)",
+        "self._cached.get(block)",
+        SHARING + "the_pool_does_what_the_slow_pool_does",
+    ),
+    Mutant(
+        "newcomers of one step may evict what another shares",
+        "legato/core/scheduler.py",
+        """            self._admit(request_id, starts[request_id])
+""",
+        """            self._admit(request_id, starts[request_id])
+            self._grow(self.running[request_id])
+""",
+        SHARING + "what_one_shares_is_not_evicted_by_those_admitted_with_it",
+    ),
+    Mutant(
+        "cached blocks that two newcomers share count twice",
+        "legato/core/admission.py",
+        "if self._pool.holders(block) or block in self._pinned",
+        "if self._pool.holders(block)",
+        SHARING + "cached_blocks_that_two_newcomers_share_are_counted_once",
+    ),
+    Mutant(
+        "cached blocks that nobody holds cost nothing",
+        "legato/core/admission.py",
+        "return sum(1 for block in found if self._pool.holders(block) or block in self._pinned)",
+        "return len(found)",
+        SHARING + "a_cached_block_is_not_free_for_who_shares_it",
+    ),
+    Mutant(
+        "nobody waits for a leader",
+        "legato/core/draft.py",
+        "if self._is_sooner_as_follower(prompt, len(found)):",
+        "if self._is_sooner_as_follower(prompt, len(found)) and not found:",
+        SHARING + "a_follower_waits_for_the_leader_and_computes_only_its_own_tail",
+    ),
+    Mutant(
+        "everyone waits for a leader, however slow",
+        "legato/core/draft.py",
+        "(end - chunk.start) / chunk.length <= num_common / own_chunk",
+        "(end - chunk.start) / chunk.length >= 0",
+        SHARING + "nobody_follows_a_leader_that_is_slower_than_itself",
+    ),
+    Mutant(
+        "hits are counted again after a preemption",
+        "legato/core/scheduler.py",
+        "        if not sequence.num_preemptions:\n            sequence.num_cached = start",
+        "        if sequence.num_cached == 0:\n            sequence.num_cached = start",
+        SHARING + "hits_count_once_whatever_becomes_of_the_request",
+    ),
+    # Of the order.
+    Mutant(
+        "fair forgets how long one has waited",
+        "legato/core/order.py",
+        "sequence.entry_time + sequence.size, sequence.number",
+        "sequence.size, sequence.number",
+        ORDER + "the_order_of_two",
+    ),
+    Mutant(
+        "virtual time stands still",
+        "legato/core/scheduler.py",
+        "self.virtual_time += max(share, AGEING * self.config.max_batch_tokens)",
+        "self.virtual_time += 0",
+        ORDER + "a_giant_gets_on_under_a_stream_of_short_prompts",
+    ),
+    Mutant(
+        "no share is kept for prompts that end",
+        "legato/core/draft.py",
+        "kept = int(self._budget * self._scheduler.order.ending_share)",
+        "kept = 0",
+        ORDER + "a_share_of_each_step_is_kept_for_prompts_that_end_in_it",
+    ),
+    Mutant(
+        "overdue prompts get no turn",
+        "legato/core/draft.py",
+        "(step - s.last_step <= OVERDUE_STEPS, order.key(s), s)",
+        "(True, order.key(s), s)",
+        ORDER + "a_started_prompt_is_never_forgotten",
+    ),
+    Mutant(
+        "crumbs",
+        "legato/core/draft.py",
+        "if cut and not last and self._chunks:",
+        "if not self:",
+        ORDER + "what_is_left_of_a_step_makes_no_crumbs_but_may_end_a_prompt",
+    ),
+    Mutant(
+        "the minimum chunk starves a prompt beside decodes",
+        "legato/core/draft.py",
+        "if cut and not last and self._chunks:",
+        "if cut and not last:",
+        ORDER + "the_first_chunk_of_a_step_takes_what_there_is",
+    ),
+    Mutant(
+        "partial prompts may take the whole pool",
+        "legato/core/draft.py",
+        "blocks > PARTIAL_SHARE * self._pool.num_blocks",
+        "blocks > 2 * self._pool.num_blocks",
+        ORDER + "prompts_computed_in_part_hold_at_most_half_of_the_pool",
+    ),
+    Mutant(
+        "one heavy prompt is overtaken for ever",
+        "legato/core/scheduler.py",
+        "first.num_overtaken += len(schedule.admitted)",
+        "first.num_overtaken += 0",
+        ORDER + "a_heavy_prompt_starts_though_light_ones_take_every_block_that_is_freed",
+    ),
+    Mutant(
+        "one heavy prompt blocks all light ones",
+        "legato/core/draft.py",
+        "if candidate.num_preemptions or candidate.num_overtaken >= MAX_OVERTAKEN:",
+        "if candidate:",
+        ORDER + "light_prompts_pass_a_heavy_one_that_lacks_blocks_but_not_for_ever",
+    ),
+    Mutant(
+        "a place more than there are",
+        "legato/core/draft.py",
+        "if len(self._running) + len(self._admitted) >= self._scheduler.config.max_running:",
+        "if len(self._running) + len(self._admitted) > self._scheduler.config.max_running:",
+        SCHEDULER + "at_most_max_running_sequences_run",
+    ),
+    Mutant(
+        "a decode that lost its blocks is placed all the same",
+        "legato/core/draft.py",
+        "self._running = [s for s in self._running if s.id not in self._left_out]",
+        "self._running = list(self._running)",
+        SCHEDULER + "the_youngest_is_preempted_and_goes_on_where_it_was",
+    ),
+    # Of admission and preemption.
+    Mutant(
+        "what runs is not expected to grow",
+        "legato/core/admission.py",
+        "growth = sum(self._end_blocks(s) - len(s.blocks) for s in running)",
+        "growth = 0",
+        ADMISSION + "strict_admission_looks_at_the_most_that_may_be_asked_for",
+    ),
+    Mutant(
+        "newcomers of one step do not see each other",
+        "legato/core/admission.py",
+        "self._room -= self._end_blocks(sequence) - self._num_held(found)",
+        "self._room -= 0",
+        ADMISSION + "as_many_start_as_are_expected_to_end",
+    ),
+    Mutant(
+        "no caution after a preemption",
+        "legato/core/scheduler.py",
+        "self.caution = 1.0 if schedule.preempted else",
+        "self.caution = 0.0 if schedule.preempted else",
+        ADMISSION + "after_a_preemption_admission_is_careful_for_a_while",
+    ),
+    Mutant(
+        "preempted without end",
+        "legato/core/scheduler.py",
+        "sequence.guaranteed = sequence.guaranteed or sequence.num_preemptions >= MAX_PREEMPTIONS",
+        "sequence.guaranteed = sequence.guaranteed",
+        ADMISSION + "a_pool_in_which_everyone_is_preempted_finishes_all_with_the_right_replies",
+    ),
+    Mutant(
+        "who is guaranteed comes in by the expected need",
+        "legato/core/admission.py",
+        "        if sequence.guaranteed:\n",
+        "        if not sequence.request:\n",
+        ADMISSION + "strict_admission_looks_at_the_most_that_may_be_asked_for",
+    ),
+    Mutant(
+        "the dearest is preempted",
+        "legato/core/preemption.py",
+        "choice = ranks.index(min(ranks))",
+        "choice = ranks.index(max(ranks))",
+        ADMISSION + "the_victim_has_the_least_to_compute_again_for_each_block",
+    ),
+    Mutant(
+        "shared blocks count as gained",
+        "legato/core/preemption.py",
+        "if pool.holders(block) - released[block] == 1",
+        "if pool.holders(block)",
+        ADMISSION + "only_blocks_that_nobody_else_holds_are_gained",
+    ),
+    Mutant(
+        "every reply teaches its length, the aborted ones too",
+        "legato/core/scheduler.py",
+        "if reason in (FinishReason.STOP, FinishReason.LENGTH):",
+        "if reason:",
+        ADMISSION + "only_replies_that_ended_by_their_own_rule_teach",
+    ),
+    Mutant(
+        "an old deadline ends a new request",
+        "legato/core/scheduler.py",
+        "if sequence is not None and sequence.number == number:",
+        "if sequence is not None:",
+        ADMISSION + "a_deadline_of_an_ended_request_does_not_end_another_with_its_id",
+    ),
+    Mutant(
+        "a deadline is over a step too late",
+        "legato/core/scheduler.py",
+        "self._deadlines[0][0] <= now",
+        "self._deadlines[0][0] < now",
+        ADMISSION + "what_is_over_its_deadline_ends_before_any_work_is_done_for_it",
+    ),
+    # Of the runner's inputs.
+    Mutant(
+        "a sequence's slots from the wrong table",
+        "legato/runner/inputs.py",
+        "table[owner, positions // block_size]",
+        "table[0, positions // block_size]",
+        INPUTS + "every_token_gets_the_position_slot_and_row_that_the_definition_says",
+    ),
+    Mutant(
+        "the sampled row is the sequence's first",
+        "legato/runner/inputs.py",
+        "dtype=np.int64) + 1] - 1",
+        "dtype=np.int64)]",
+        INPUTS + "every_token_gets_the_position_slot_and_row_that_the_definition_says",
+    ),
+    Mutant(
+        "a cached prefix is computed over",
+        "legato/core/plan.py",
+        "tokens = tuple(sequence.tokens[chunk.start : chunk.end])",
+        "tokens = tuple(sequence.tokens[: chunk.length])",
+        EXACT + "cold_warm_half_evicted_and_with_another_tail",
     ),
     # Of the compiled products.
     Mutant(
@@ -180,7 +486,7 @@ def planted(mutant: Mutant) -> Iterator[Path]:
     """A copy of the tree with the fault in it."""
     with tempfile.TemporaryDirectory(prefix="legato-mutant-") as folder:
         copy = Path(folder)
-        for name in ("legato", "tests"):
+        for name in ("legato", "tests", "scripts"):
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", copy)
         file = copy / mutant.file

@@ -34,7 +34,7 @@ def serve_model(settings: Settings) -> None:
         built = build(settings.model, settings.engine, cache_dir=cache_dir(), progress=progress)
         for name, choice in built.choices.items():
             print(f"{name}: {choice}", file=sys.stderr)
-    service = _service(built)
+    service = _service(built, settings)
     with ExitStack() as stack:
         if journal is not None:
             built.engine.observe(stack.enter_context(closing(journal)))
@@ -49,7 +49,7 @@ def serve_model(settings: Settings) -> None:
         )
 
 
-def _service(built: Built) -> Service:
+def _service(built: Built, settings: Settings) -> Service:
     pool = built.engine.scheduler.blocks
     metrics = Metrics(
         model_name=built.name,
@@ -60,11 +60,12 @@ def _service(built: Built) -> Service:
     built.engine.observe(metrics)
     built.engine.observe(ThroughputLog())
     return Service(
-        engine=AsyncEngine(built.engine, built.tokenizer),
+        engine=AsyncEngine(built.engine, built.tokenizer, max_waiting=settings.server.max_waiting),
         chat_template=built.chat_template,
         model_name=built.name,
         model_root=str(built.source),
         max_model_len=built.max_model_len,
+        takes_priority=settings.engine.policy == "priority",
         vocab_size=built.spec.vocab_size,
         metrics_text=lambda: (metrics.render(), CONTENT_TYPE),
         version={"version": __version__, "python": platform.python_version()},

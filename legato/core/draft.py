@@ -1,11 +1,17 @@
 """One step being decided: the arithmetic of `Scheduler.schedule`, on numbers of its own.
 
-A draft reads the scheduler and changes only itself. It keeps three balances: tokens left in the budget,
-blocks left in the pool, and the sequences that still run.
+A draft reads the scheduler and changes only itself: who is preempted, the tokens left in the budget, the room
+left for newcomers, and the reasons of those left out.
 """
 
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from legato.core.admission import Admission
+from legato.core.lifecycle import Status
+from legato.core.order import Key
+from legato.core.preemption import choose_victims
+from legato.core.prefix_index import Digest
 from legato.core.request import RequestId
 from legato.core.schedule import Chunk, Reason, Schedule
 from legato.core.sequence import Sequence
@@ -13,52 +19,84 @@ from legato.core.sequence import Sequence
 if TYPE_CHECKING:
     from legato.core.scheduler import Scheduler
 
+MAX_LOOKED_AT, MAX_REFUSED = 64, 8
+"""How many waiting sequences a step looks at, and after how many that cannot start it gives up: what is
+further back waits for its turn."""
+MAX_OVERTAKEN = 32
+"""Times that the first of the queue is overtaken while it finds no blocks or no place."""
+OVERDUE_STEPS = 16
+"""A started prompt that got nothing for so many steps goes first, whatever the order says."""
+PARTIAL_SHARE = 0.5
+"""Share of the pool that prompts computed in part may hold together."""
+
 
 class Draft:
-    """Call `place_decodes`, `place_started`, `place_waiting` once each, in this order, then `schedule`."""
+    """Call `preempt`, `place_decodes`, `place_prompts` once each, in this order, then `schedule`."""
 
     def __init__(self, scheduler: "Scheduler") -> None:
         self._scheduler = scheduler
-        self._budget = scheduler.config.max_batch_tokens
-        self._free = scheduler.blocks.num_free
+        self._pool = scheduler.blocks
         self._running = list(scheduler.running.values())
+        self._budget = scheduler.config.max_batch_tokens
+        self._started: list[Sequence] = []
+        """Running prompts: those with more than one token to compute."""
         self._decodes: list[Chunk] = []
         self._chunks: list[Chunk] = []
         self._admitted: list[RequestId] = []
         self._preempted: list[RequestId] = []
-        self._left_out: list[tuple[RequestId, Reason]] = []
+        self._left_out: dict[RequestId, Reason] = {}
+        self._num_refused = 0
+        self._closed: Reason | None = None
+        """Why nobody further is taken from the queue in this step."""
+        self._admission: Admission | None = None
+        self._behind: dict[RequestId, RequestId] = {}
+        """Waiting sequence -> the one before it that it must not overtake."""
+        self._partial_blocks = 0
+        """Blocks held by prompts that this step does not end."""
+        self._leaders: dict[Digest, tuple[Sequence, Chunk]] = {}
+        """By the digest of the block that a chunk works on: the chunk, and whose it is."""
+
+    def preempt(self) -> None:
+        """Where the decodes need more blocks than there are, some sequences give theirs up."""
+        self._preempted = [victim.id for victim in choose_victims(self._running, self._pool)]
+        if self._preempted:
+            self._left_out = dict.fromkeys(self._preempted, Reason.PREEMPTED)
+            self._running = [s for s in self._running if s.id not in self._left_out]
 
     def place_decodes(self) -> None:
-        """Every decode, oldest first. One that finds no free block takes those of the youngest sequence.
-
-        The youngest is never one that was placed already: those are all older.
-        """
-        for sequence in tuple(self._running):
-            if sequence.remaining != 1 or sequence.id in self._preempted:
-                continue
-            need = self._scheduler.blocks.blocks_for(sequence.num_known) - len(sequence.blocks)
-            while need > self._free and sequence.id not in self._preempted:
-                self._preempt(self._running.pop())
-            if sequence.id not in self._preempted:
-                self._free -= need
-                self._budget -= 1
-                self._decodes.append(Chunk(sequence.id, sequence.num_computed, 1, True))
-
-    def place_started(self) -> None:
-        """Prompts that hold their blocks already, oldest first."""
+        """Every one: `preempt` made the room, and the budget holds all that may run."""
         for sequence in self._running:
-            if sequence.remaining > 1 and not self._try_chunk(sequence):
-                self._left_out.append((sequence.id, self._no_chunk_reason()))
+            if len(sequence.tokens) - sequence.num_computed == 1:
+                self._decodes.append(Chunk(sequence.request.id, sequence.num_computed, 1, True))
+            else:
+                self._started.append(sequence)
+        self._budget -= len(self._decodes)
 
-    def place_waiting(self) -> None:
-        """New prompts in the order of the queue, up to the first that cannot start."""
-        for sequence in self._scheduler.waiting.values():
-            reason = self._try_admit(sequence)
-            if reason is not None:
-                self._left_out.append((sequence.id, reason))
-                return
+    def place_prompts(self) -> None:
+        """Started and waiting prompts in one order: first those that end within the share kept for them, then
+        all others with what is left."""
+        self._partial_blocks = sum(len(s.blocks) for s in self._started)
+        prompts = self._in_order(self._candidates())
+        kept = int(self._budget * self._scheduler.order.ending_share)
+        settled: set[RequestId] = set()
+        for prompt in prompts if kept > 0 else ():
+            if not self._is_barred(prompt) and self._ends_within(prompt, kept):
+                settled.add(prompt.id)
+                if self._settle(prompt):
+                    kept -= self._chunks[-1].length
+            if self._num_refused == MAX_REFUSED:
+                break
+        self._num_refused = 0
+        for prompt in prompts:
+            if prompt.id not in settled:
+                self._settle(prompt)
+            if self._num_refused == MAX_REFUSED:
+                self._closed = self._closed or Reason.TURN
 
     def schedule(self, step: int, now: float) -> Schedule:
+        waiting = self._scheduler.waiting
+        num_named = sum(1 for request_id in self._left_out if request_id in waiting)
+        others = len(waiting) - len(self._admitted) - num_named
         return Schedule(
             step=step,
             now=now,
@@ -66,45 +104,132 @@ class Draft:
             chunks=tuple(self._chunks),
             admitted=tuple(self._admitted),
             preempted=tuple(self._preempted),
-            left_out=tuple(self._left_out),
+            left_out=tuple(self._left_out.items()),
+            queue=(self._closed or Reason.TURN) if others else None,
+            num_behind=others,
         )
 
-    def _preempt(self, sequence: Sequence) -> None:
-        self._free += len(sequence.blocks)
-        self._preempted.append(sequence.id)
-        self._left_out.append((sequence.id, Reason.PREEMPTED))
-
-    def _try_admit(self, sequence: Sequence) -> Reason | None:
-        """Give a waiting sequence its blocks and a first chunk, or say why not."""
+    def _candidates(self) -> list[tuple[Key, Sequence]]:
+        """The head of the queue, with keys: those that may be admitted in this step."""
         if self._preempted:
-            return Reason.PREEMPTION
-        if len(self._running) + len(self._admitted) >= self._scheduler.config.max_running:
-            return Reason.MAX_RUNNING
-        if self._scheduler.blocks_to_admit(sequence) > self._free:
-            return Reason.BLOCKS
-        if not self._try_chunk(sequence):
-            return self._no_chunk_reason()
-        self._free -= self._scheduler.blocks.blocks_for(sequence.num_known)
-        self._admitted.append(sequence.id)
-        return None
+            self._closed = Reason.PREEMPTION
+        elif len(self._running) >= self._scheduler.config.max_running:
+            self._closed = Reason.MAX_RUNNING
+        elif self._scheduler.waiting:
+            self._admission = Admission(self._scheduler, self._running)
+            return self._scheduler.waiting.head(MAX_LOOKED_AT)
+        return []
 
-    def _try_chunk(self, sequence: Sequence) -> bool:
-        """Ask the policy for a chunk and hold its answer to the law.
+    def _in_order(self, waiting: list[tuple[Key, Sequence]]) -> list[Sequence]:
+        """All prompts of the step; overdue ones first, then by the order."""
+        barrier: RequestId | None = None
+        for _, candidate in waiting:
+            if barrier is not None:
+                self._behind[candidate.id] = barrier
+            if candidate.num_preemptions or candidate.num_overtaken >= MAX_OVERTAKEN:
+                barrier = candidate.id
+        if not self._started:
+            return [candidate for _, candidate in waiting]
+        step, order = self._scheduler.step, self._scheduler.order
+        places = [(step - s.last_step <= OVERDUE_STEPS, order.key(s), s) for s in self._started]
+        places += [(True, key, candidate) for key, candidate in waiting]
+        return [sequence for _, _, sequence in sorted(places)]
+
+    def _is_barred(self, prompt: Sequence) -> bool:
+        return prompt.id in self._behind and self._behind[prompt.id] not in self._admitted
+
+    def _ends_within(self, prompt: Sequence, num_tokens: int) -> bool:
+        """Whether a chunk of at most so many tokens ends a prompt."""
+        remaining = prompt.remaining
+        if prompt.status is not Status.RUNNING:
+            if prompt.size > num_tokens and not self._pool.find(prompt.chain[1:2]):
+                return False  # it was too long when it came, and nothing of it is computed now: cheap to see
+            remaining -= len(self._scheduler.find_prefix(prompt)) * self._pool.block_size
+        chunk = self._scheduler.prefill_policy.chunk_len(remaining, num_tokens, False)
+        return remaining <= min(chunk, num_tokens)
+
+    def _settle(self, prompt: Sequence) -> bool:
+        """Place a prompt, or note why it is left out. Nothing is noted of those behind the end of the queue's
+        part that this step looks at: `Schedule.queue` says it for all of them."""
+        waits = prompt.status is not Status.RUNNING
+        if waits and self._closed is not None:
+            return False
+        reason = self._try_place(prompt)
+        if reason is not None:
+            self._left_out[prompt.id] = reason
+            self._num_refused += waits
+        return reason is None
+
+    def _try_place(self, prompt: Sequence) -> Reason | None:
+        """Give a prompt a chunk, and if it waits its blocks; or say why not."""
+        if self._budget < 1:
+            self._closed = Reason.BUDGET
+            return self._closed
+        if prompt.status is Status.RUNNING:
+            return self._try_chunk(prompt, prompt.num_computed)
+        assert self._admission is not None
+        if len(self._running) + len(self._admitted) >= self._scheduler.config.max_running:
+            self._closed = Reason.MAX_RUNNING
+            return self._closed
+        if self._is_barred(prompt):
+            return Reason.BLOCKS
+        found = self._admission.try_find(prompt)
+        if found is None:
+            return Reason.BLOCKS
+        if self._is_sooner_as_follower(prompt, len(found)):
+            return Reason.PREFIX
+        reason = self._try_chunk(prompt, len(found) * self._pool.block_size)
+        if reason is None:
+            self._admission.admit(prompt, found)
+            self._admitted.append(prompt.id)
+        return reason
+
+    def _try_chunk(self, prompt: Sequence, start: int) -> Reason | None:
+        """Ask the prefill policy for a chunk and hold its answer to the law.
 
         Never past the sequence's end, never over the budget, and never nothing in an empty step. The one
         exception to the budget is a whole prompt in a step of its own (`PrefillPolicy.whole`).
         """
-        policy = self._scheduler.prefill_policy
+        policy, config = self._scheduler.prefill_policy, self._scheduler.config
         alone = not self._decodes and not self._chunks
-        budget, remaining = max(self._budget, 0), sequence.remaining
-        length = policy.chunk_len(remaining, budget, alone)
-        length = min(max(length, int(alone)), remaining if policy.whole and alone else min(remaining, budget))
+        remaining = prompt.num_known - start
+        length = policy.chunk_len(remaining, self._budget, alone)
+        limit = remaining if policy.whole and alone else min(remaining, self._budget)
+        length = min(max(length, int(alone)), limit)
         if length < 1:
-            return False
+            return Reason.POLICY
         last = length == remaining
-        self._chunks.append(Chunk(sequence.id, sequence.num_computed, length, last))
+        cut = length < config.min_chunk and length == self._budget
+        if cut and not last and self._chunks:
+            return Reason.MIN_CHUNK
+        waits = prompt.status is not Status.RUNNING
+        if waits and not last and self._is_over_partial_cap(prompt):
+            return Reason.PARTIAL
+        self._partial_blocks += self._pool.blocks_for(prompt.num_known) * (waits - last)
+        chunk = Chunk(prompt.id, start, length, last)
+        self._chunks.append(chunk)
         self._budget -= length
-        return True
+        for digest in prompt.chain[start // self._pool.block_size + 1 :][:1]:
+            self._leaders[digest] = prompt, chunk
+        return None
 
-    def _no_chunk_reason(self) -> Reason:
-        return Reason.BUDGET if self._budget < 1 else Reason.POLICY
+    def _is_over_partial_cap(self, prompt: Sequence) -> bool:
+        blocks = self._partial_blocks + self._pool.blocks_for(prompt.num_known)
+        return self._partial_blocks > 0 and blocks > PARTIAL_SHARE * self._pool.num_blocks
+
+    def _is_sooner_as_follower(self, prompt: Sequence, num_found: int) -> bool:
+        """Whether to wait for a prefix that another sequence computes in this very step.
+
+        It is sooner if the leader, at its present pace, needs no more steps to the end of what both have in
+        common than the prompt would need by itself, with the chunk that it could get now.
+        """
+        wanted = self._scheduler.shareable(prompt)[num_found:]
+        if not wanted or wanted[0] not in self._leaders:
+            return False
+        leader, chunk = self._leaders[wanted[0]]
+        theirs = leader.chain[num_found + 1 :]
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(wanted, theirs, strict=False)))
+        num_common = common * self._pool.block_size
+        own_chunk = self._scheduler.prefill_policy.chunk_len(num_common, self._budget, False)
+        end = num_found * self._pool.block_size + num_common
+        return own_chunk < 1 or (end - chunk.start) / chunk.length <= num_common / own_chunk

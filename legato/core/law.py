@@ -4,10 +4,15 @@ A failed check is a bug of ours, hence `assert`. Numbers in comments are those o
 docs/architecture.md.
 """
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
+from legato.core.draft import MAX_OVERTAKEN, PARTIAL_SHARE
 from legato.core.lifecycle import Status
+from legato.core.preemption import seniority
+from legato.core.prefix_index import extend
 from legato.core.schedule import Schedule
+from legato.core.sequence import Sequence
 
 if TYPE_CHECKING:
     from legato.core.scheduler import Scheduler
@@ -17,12 +22,11 @@ def check_state(scheduler: "Scheduler") -> None:
     """Queue, running sequences and pool agree with each other."""
     pool, running, waiting = scheduler.blocks, scheduler.running, scheduler.waiting
     pool.check()
-    held = [block for sequence in running.values() for block in sequence.blocks]
-    held += scheduler.held_blocks
-    assert len(set(held)) == len(held), "a block is held twice"
-    assert not set(held) & pool.free_blocks(), "a held block is free"
-    assert len(held) == pool.num_used, "a block is lost"  # 6: nothing leaks
-    assert not running.keys() & waiting.keys(), "a sequence runs and waits"
+    held = Counter(block for sequence in running.values() for block in sequence.blocks)
+    held.update(scheduler.held_blocks)
+    holders = {block: pool.holders(block) for block in range(pool.num_blocks) if pool.holders(block)}
+    assert held == holders, "a block is lost, or held by someone who does not know"  # 6: nothing leaks
+    assert not running.keys() & set(waiting), "a sequence runs and waits"
     assert len(running) <= scheduler.config.max_running, "too many sequences run"
     for request_id, sequence in running.items():
         assert request_id == sequence.id
@@ -30,68 +34,127 @@ def check_state(scheduler: "Scheduler") -> None:
         assert 0 <= sequence.num_computed < sequence.num_known
         assert sequence.num_computed <= len(sequence.blocks) * pool.block_size, "computed without blocks"
         assert sequence.num_known <= sequence.request.max_computed, "it should have finished"
+        _check_content(scheduler, sequence)
     for request_id, sequence in waiting.items():
         assert request_id == sequence.id
         preempted = sequence.num_preemptions > 0
         assert sequence.status is (Status.PREEMPTED if preempted else Status.WAITING)
         assert not sequence.blocks, "a waiting sequence holds blocks"
         assert sequence.num_computed == 0
+    keys = [scheduler.order.key(sequence) for sequence in waiting.values()]
+    assert keys == sorted(set(keys)), "the queue is not in order"
+    guaranteed = [sequence for sequence in running.values() if sequence.guaranteed]
+    blocks = {block for sequence in guaranteed for block in sequence.blocks}
+    growth = [pool.blocks_for(s.request.max_computed) - len(s.blocks) for s in guaranteed]
+    assert len(blocks) + sum(growth) <= pool.num_blocks, "more guaranteed than there is"  # 7
     if scheduler.in_flight is None:
         assert not scheduler.held_blocks, "blocks wait for a step that is over"
+
+
+def _check_content(scheduler: "Scheduler", sequence: Sequence) -> None:
+    """What the pool knows of a sequence's blocks is true: hashed anew from its tokens."""
+    pool = scheduler.blocks
+    chain = sequence.chain[:1]
+    extend(chain, sequence.tokens, pool.block_size)
+    assert sequence.chain == chain[: len(sequence.chain)], "the chain is not that of the tokens"
+    for i, block in enumerate(sequence.blocks):
+        computed = (i + 1) * pool.block_size <= sequence.num_computed
+        if pool.is_known(block):
+            assert computed, "a block is shareable before it is computed"  # 6
+            assert pool.digest(block) == chain[i + 1], "a block is known for what it does not hold"
+        else:
+            assert pool.holders(block) == 1, "a block is shared that nobody knows"
 
 
 def check_schedule(scheduler: "Scheduler", schedule: Schedule) -> None:
     """A schedule that was decided for the scheduler's present state keeps the law."""
     _check_runs(scheduler, schedule)
     _check_blocks(scheduler, schedule)
+    _check_preempted(scheduler, schedule)
+    _check_admitted(scheduler, schedule)
     runs = {run.request_id for run in schedule.runs}
-    preempted, admitted = set(schedule.preempted), set(schedule.admitted)
-    left_out = dict(schedule.left_out)
+    everyone = scheduler.running.keys() | set(scheduler.waiting)
+    reasons = scheduler.explain(schedule)
+    assert reasons.keys() == everyone - runs, "neither run nor explained, or both"
     # 2: no decode is left out but those that lost their blocks
-    for request_id, sequence in scheduler.running.items():
-        assert (request_id in runs) != (request_id in left_out), "neither run nor explained"
-        if sequence.remaining == 1:
-            assert (request_id in runs) != (request_id in preempted), "a decode was left out"
-    assert preempted <= scheduler.running.keys()
-    assert not preempted & runs
-    assert not (preempted and admitted), "admitted in a step that preempted"
-    # 3 and fairness by age: the queue is served from its head, the blocks go to the oldest
-    queue, ages = list(scheduler.waiting), list(scheduler.running)
-    assert list(schedule.admitted) == queue[: len(admitted)], "the queue was not served in order"
-    assert set(ages[len(ages) - len(preempted) :]) == preempted, "an older sequence lost its blocks"
-    # 4: work that fits is done
-    if scheduler.running.keys() - preempted:
-        assert schedule.runs, "sequences run, and the step does nothing"
-    elif not preempted and queue:
-        assert schedule.runs, "the queue stands still and nothing runs"
+    decodes = {i for i, s in scheduler.running.items() if s.remaining == 1}
+    assert decodes - runs <= set(schedule.preempted), "a decode was left out"
+    # 4: work that fits is done, and something always fits
+    assert schedule.runs or not everyone, "there is work, and the step does nothing"
 
 
 def _check_runs(scheduler: "Scheduler", schedule: Schedule) -> None:
-    budget, policy = scheduler.config.max_batch_tokens, scheduler.prefill_policy
+    config, policy = scheduler.config, scheduler.prefill_policy
     total = sum(run.length for run in schedule.runs)
     whole_alone = policy.whole and len(schedule.runs) == 1 and schedule.runs[0].last
-    assert total <= budget or whole_alone, f"{total} tokens in a step of at most {budget}"  # 1
+    assert total <= config.max_batch_tokens or whole_alone, f"{total} tokens in one step"  # 1
     assert len({run.request_id for run in schedule.runs}) == len(schedule.runs), "a sequence runs twice"
+    size = scheduler.blocks.block_size
     for run in schedule.runs:
         sequence = scheduler.sequence(run.request_id)
         assert run.length >= 1
-        assert run.start == sequence.num_computed, "a gap or an overlap"
         assert run.end <= sequence.num_known, "past the last known token"
         assert run.last == (run.end == sequence.num_known)  # 3
+        if run.request_id in schedule.admitted:
+            assert run.start % size == 0, "a cached prefix ends within a block"
+            assert run.start // size <= len(scheduler.find_prefix(sequence)), "a prefix that is not there"
+        else:
+            assert run.start == sequence.num_computed, "a gap or an overlap"
+        for block in sequence.blocks[run.start // size : -(-run.end // size)]:
+            assert scheduler.blocks.holders(block) == 1, "a shared block would be written"
+            assert not scheduler.blocks.is_known(block), "a known block would be written"
     for run in schedule.decodes:
         assert run.length == 1
         assert run.last
-    for request_id in schedule.admitted:
-        assert any(chunk.request_id == request_id for chunk in schedule.chunks), "admitted without tokens"
+    for chunk in schedule.chunks[1:]:
+        sequence = scheduler.sequence(chunk.request_id)
+        asked = policy.chunk_len(sequence.num_known - chunk.start, config.max_batch_tokens, False)
+        assert chunk.last or chunk.length >= min(config.min_chunk, asked), "a crumb"
 
 
 def _check_blocks(scheduler: "Scheduler", schedule: Schedule) -> None:
     """What the schedule promises is there: freed by preemption, then enough for every run."""
     pool = scheduler.blocks
-    free = pool.num_free + sum(len(scheduler.running[i].blocks) for i in schedule.preempted)
+    left = Counter({block: pool.holders(block) for block in range(pool.num_blocks)})
+    left.subtract(block for i in schedule.preempted for block in scheduler.running[i].blocks)
+    need = 0
     for run in schedule.runs:
         sequence = scheduler.sequence(run.request_id)
-        free -= pool.blocks_for(sequence.num_known) - len(sequence.blocks)
-    assert free >= 0, "more blocks promised than there are"
+        blocks = sequence.blocks
+        if run.request_id in schedule.admitted:
+            blocks = scheduler.find_prefix(sequence)[: run.start // pool.block_size]
+            left.update(blocks)
+        need += pool.blocks_for(sequence.num_known) - len(blocks)
+    assert need <= sum(1 for num in left.values() if num == 0), "more blocks promised than there are"
     after = len(scheduler.running) - len(schedule.preempted) + len(schedule.admitted)
     assert after <= scheduler.config.max_running
+
+
+def _check_preempted(scheduler: "Scheduler", schedule: Schedule) -> None:
+    running, pool = scheduler.running, scheduler.blocks
+    preempted = [running[request_id] for request_id in schedule.preempted]
+    if not preempted:
+        return
+    assert not schedule.admitted, "admitted in a step that preempted"
+    assert not any(victim.guaranteed for victim in preempted), "a guarantee was broken"
+    assert min(running.values(), key=seniority) not in preempted, "the most senior lost its blocks"
+    decodes = [sequence for sequence in running.values() if sequence.remaining == 1]
+    need = sum(pool.blocks_for(sequence.num_known) - len(sequence.blocks) for sequence in decodes)
+    assert need > pool.num_free, "preempted without need"
+
+
+def _check_admitted(scheduler: "Scheduler", schedule: Schedule) -> None:
+    waiting, pool = scheduler.waiting, scheduler.blocks
+    chunks = {chunk.request_id: chunk for chunk in schedule.chunks}
+    assert set(schedule.admitted) <= chunks.keys() & set(waiting), "admitted without tokens"
+    queue = list(waiting)
+    for place, request_id in enumerate(queue):
+        sequence = waiting[request_id]
+        if sequence.num_preemptions or sequence.num_overtaken >= MAX_OVERTAKEN:
+            overtakers = set(queue[place:]) & set(schedule.admitted)
+            assert request_id in schedule.admitted or not overtakers, "one was overtaken too often"  # 4
+    begun = {i for i, s in scheduler.running.items() if s.remaining > 1} - set(schedule.preempted)
+    left = [i for i in begun | set(schedule.admitted) if i not in chunks or not chunks[i].last]
+    if any(i in left for i in schedule.admitted) and len(left) > 1:
+        blocks = sum(pool.blocks_for(scheduler.sequence(i).num_known) for i in left)
+        assert blocks <= PARTIAL_SHARE * pool.num_blocks, "prompts in part hold too much"

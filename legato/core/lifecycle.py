@@ -13,7 +13,7 @@ class Status(Enum):
     RUNNING = "running"
     """Holds blocks and takes part in steps."""
     PREEMPTED = "preempted"
-    """Back at the head of the queue; holds no blocks, keeps what it generated."""
+    """Back in the queue, ahead of those that never ran; holds no blocks, keeps what it generated."""
     FINISHED = "finished"
     """Answered. Final."""
 
@@ -24,7 +24,7 @@ class Move(Enum):
     FINISH = "finish"
     """By its own rule: a stop token or its length."""
     ABORT = "abort"
-    """From outside: the client left, or a stop string was found in the text."""
+    """From outside: the client left, a stop string was found in the text, or the deadline passed."""
     FAIL = "fail"
     """The step that it was in failed."""
 

@@ -5,7 +5,7 @@ their length: both put `tokens` at positions `start, start + 1, ..` of the block
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from legato.core.request import RequestId, SamplingParams
 
@@ -14,12 +14,11 @@ if TYPE_CHECKING:
     from legato.core.scheduler import Scheduler
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardSeq:
+class ForwardSeq(NamedTuple):
     """A run of consecutive positions of one sequence."""
 
     request_id: RequestId
-    tokens: tuple[int, ...] = field(repr=False)
+    tokens: tuple[int, ...]
     """The token at each position start .. start + len(tokens)."""
     start: int
     """Absolute position of the first token = positions computed before this step."""
@@ -30,6 +29,10 @@ class ForwardSeq:
     def end(self) -> int:
         """Positions known to the cache after this step."""
         return self.start + len(self.tokens)
+
+    def __repr__(self) -> str:
+        """Without the tokens: prompts do not belong in logs."""
+        return f"ForwardSeq({self.request_id!r}, {self.start}..{self.end}, blocks={self.blocks})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ def plan(scheduler: "Scheduler", schedule: "Schedule") -> StepPlan:
     seqs: list[ForwardSeq] = []
     sample: list[SampleRow] = []
     for chunk in schedule.runs:
-        sequence = scheduler.sequence(chunk.request_id)
+        sequence = scheduler.running[chunk.request_id]
         if chunk.last:
             sample.append(sequence.sample_row(len(seqs)))
         tokens = tuple(sequence.tokens[chunk.start : chunk.end])

@@ -84,6 +84,12 @@ class Request:
     params: SamplingParams
     arrival: float
     """Seconds on the engine's clock."""
+    cache_salt: str = field(default="", repr=False)
+    """Requests share computed blocks only with those of the same salt."""
+    priority: int = 0
+    """The lower, the more urgent."""
+    deadline: float | None = None
+    """When it ends, in whatever state it is; seconds on the engine's clock."""
 
     @property
     def max_computed(self) -> int:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from typing import NamedTuple
 
 from legato.core.request import RequestId
 
@@ -11,21 +12,28 @@ class Reason(Enum):
     """Why a sequence gets no token in a step."""
 
     BUDGET = "budget"
-    """The step is full."""
+    """The step's tokens go to decodes and to prompts that come before it in the order."""
+    TURN = "turn"
+    """It is so far back in the queue that the step does not look at it."""
     POLICY = "policy"
     """The prefill policy leaves it out of this step, as `WholePrompt` does when the rest is too long."""
+    MIN_CHUNK = "min_chunk"
+    """What is left of the step is too little for a chunk that does not end its prompt."""
     BLOCKS = "blocks"
-    """Too few blocks are free for its whole need."""
+    """Too few blocks are free for its expected need, or for that of one that may not be overtaken."""
+    PARTIAL = "partial"
+    """Prompts that are computed in part hold as many blocks as such prompts may."""
+    PREFIX = "prefix"
+    """It waits for a prefix that another sequence is computing in this step."""
     MAX_RUNNING = "max_running"
     """As many sequences run as may."""
     PREEMPTED = "preempted"
-    """It lost its blocks to an older sequence in this step."""
+    """It lost its blocks to another sequence in this step."""
     PREEMPTION = "preemption"
     """Nothing is admitted in a step that preempted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Positions start .. start + length of one sequence. A decode is a chunk of one at its end."""
 
     request_id: RequestId
@@ -48,16 +56,21 @@ class Schedule:
     now: float
     """Seconds on the engine's clock when it was decided."""
     decodes: tuple[Chunk, ...] = ()
-    """Oldest sequence first."""
+    """In the order in which they were admitted."""
     chunks: tuple[Chunk, ...] = ()
-    """Prompts already started, then new ones; oldest first in both."""
+    """Prompts in the order of the policy. The first chunk of one that was just admitted starts where its
+    cached prefix ends."""
     admitted: tuple[RequestId, ...] = ()
     """Leave the queue in this step; each has a chunk."""
     preempted: tuple[RequestId, ...] = ()
-    """Lose their blocks in this step, youngest first."""
+    """Lose their blocks in this step."""
     left_out: tuple[tuple[RequestId, Reason], ...] = ()
-    """Every running sequence without a token, and the head of the queue if it was not admitted, with the
-    reason. Everyone further back in the queue waits behind that head."""
+    """Every running sequence without a token, and those at the head of the queue that were looked at, with
+    the reason of each."""
+    queue: Reason | None = None
+    """Why all others in the queue wait; None if there are none."""
+    num_behind: int = 0
+    """How many these are."""
 
     @cached_property
     def runs(self) -> tuple[Chunk, ...]:
@@ -67,6 +80,11 @@ class Schedule:
     @cached_property
     def num_tokens(self) -> int:
         return sum(run.length for run in self.runs)
+
+    @cached_property
+    def reasons(self) -> dict[RequestId, Reason]:
+        """`left_out` to look up in. Who waits and is not in it waits for `queue`."""
+        return dict(self.left_out)
 
     @property
     def num_prefill_tokens(self) -> int:

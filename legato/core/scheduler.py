@@ -1,34 +1,45 @@
 """The scheduler: which sequences run in the next step, and with how many tokens.
 
 There is no prefill phase and no decode phase. Every running sequence has known tokens and computed tokens,
-and a step lets computed catch up with known, under one token budget: decodes first, then prompts already
-started, then new ones.
+and a step lets computed catch up with known, under one token budget: decodes first, then prompts, started and
+waiting ones in one order.
 
     schedule(now) -> Schedule    decides; changes nothing
     commit(schedule)             takes and gives back blocks, moves sequences
     plan(scheduler, schedule)    (core.plan) the integers for the runner
     complete(result) -> events   appends tokens, ends what is done, frees its blocks
 
-What may enter this file: the order of sequences and who holds blocks. How long a chunk is belongs to the
-prefill policy, when a reply ends to `stopping`, tensors and text to other rooms. Time is an argument.
+What may enter this file: where sequences are and who holds blocks. Who comes first belongs to `order`, who
+may come in to `admission`, who loses its blocks to `preemption`, how long a chunk is to the prefill policy,
+when a reply ends to `stopping`, tensors and text to other rooms. Time is an argument.
 """
 
-from collections import OrderedDict
+import heapq
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from legato.core import law
+from legato.core.admission import MAX_PREEMPTIONS
 from legato.core.block_pool import BlockPool
 from legato.core.draft import Draft
 from legato.core.events import Event, FinishEvent, TokenEvent
 from legato.core.lifecycle import Move, Status
+from legato.core.order import Fair, Order
 from legato.core.plan import StepResult
 from legato.core.prefill import FillBudget, PrefillPolicy
+from legato.core.prefix_index import Digest, extend, private_root, shared_root
+from legato.core.queue import Queue
+from legato.core.replies import ReplyLengths
 from legato.core.request import Request, RequestId
-from legato.core.schedule import Schedule
+from legato.core.schedule import Reason, Schedule
 from legato.core.sequence import Sequence
 from legato.core.stopping import FinishReason, finish_reason
 from legato.errors import ConfigError, ContextLengthError, RequestError
+
+AGEING = 1 / 64
+"""Share of the budget by which virtual time advances in every step, at least."""
+CALM = 0.97
+"""What is left of the caution after a preemption, step by step: half of it after 23 steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +54,15 @@ class SchedulerConfig:
     """The most tokens of a prompt and its reply together."""
     vocab_size: int
     """Token ids run from 0 to vocab_size - 1."""
+    min_chunk: int = 1
+    """A step's later chunks are not cut shorter by the budget than this; the first takes what there is."""
+    prefix_cache: bool = True
+    """Whether requests share computed blocks. Without, each shares only with itself, after a preemption."""
+    strict: bool = False
+    """Admit by the most that a request may ask for, so that nothing is ever preempted."""
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_tokens", "max_running", "max_model_len", "vocab_size"):
+        for name in ("max_batch_tokens", "max_running", "max_model_len", "vocab_size", "min_chunk"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}", param=name)
         if self.max_running > self.max_batch_tokens:
@@ -57,22 +74,36 @@ class SchedulerConfig:
 
 
 class Scheduler:
-    """Order of seniority = order of arrival, everywhere: the oldest sequence always makes progress."""
+    """Not thread-safe, and without a will of its own: the same calls give the same answers."""
 
     def __init__(
-        self, config: SchedulerConfig, blocks: BlockPool, *, prefill_policy: PrefillPolicy | None = None
+        self,
+        config: SchedulerConfig,
+        blocks: BlockPool,
+        *,
+        prefill_policy: PrefillPolicy | None = None,
+        order: Order | None = None,
+        replies: ReplyLengths | None = None,
     ) -> None:
         self.config = config
         self.blocks = blocks
         self.prefill_policy = prefill_policy or FillBudget()
+        self.order = order or Fair()
+        self.replies = replies or ReplyLengths()
         self.step = 0
         """Steps committed so far."""
-        self.waiting: OrderedDict[RequestId, Sequence] = OrderedDict()
-        """The queue: preempted sequences first, all in order of arrival."""
+        self.waiting = Queue(self.order)
         self.running: dict[RequestId, Sequence] = {}
-        """Sequences that hold blocks, oldest first."""
+        """Sequences that hold blocks, in the order in which they were admitted."""
+        self.virtual_time = 0.0
+        """Tokens that every prompt would have got by now if all had shared every step equally; see `Fair`."""
+        self.caution = 0.0
+        """0: admit by expected need. 1: by full need, as right after a preemption."""
+        self._num_added = 0
+        self._deadlines: list[tuple[float, int, RequestId]] = []
+        """A heap; requests that ended leave it when their time comes."""
         self._in_flight: Schedule | None = None
-        self._held: list[int] = []
+        self._held: list[list[int]] = []
 
     # -- queries: none of them changes anything --------------------------------------------------------
 
@@ -88,20 +119,31 @@ class Scheduler:
     @property
     def held_blocks(self) -> tuple[int, ...]:
         """Blocks of sequences aborted while the step in flight still writes to them."""
-        return tuple(self._held)
+        return tuple(block for blocks in self._held for block in blocks)
 
     def sequence(self, request_id: RequestId) -> Sequence:
         """The living sequence of a request; raises KeyError if there is none."""
         return self.running.get(request_id) or self.waiting[request_id]
 
-    def blocks_to_admit(self, sequence: Sequence) -> int:
-        """Blocks that must be free for a sequence to leave the queue.
+    def shareable(self, sequence: Sequence) -> list[Digest]:
+        """The digests of the blocks that a sequence may take from the cache, in order.
 
-        All its known tokens and one block to go on with, but never more than it can ever use: so whatever
-        `add` accepts can always run alone.
+        Never the one with its last known token: to answer at all, at least that token is computed, and no
+        block that others may read is ever written.
         """
-        known = self.blocks.blocks_for(sequence.num_known)
-        return min(known + 1, self.blocks.blocks_for(sequence.request.max_computed))
+        return sequence.chain[1 : (sequence.num_known - 1) // self.blocks.block_size + 1]
+
+    def find_prefix(self, sequence: Sequence) -> list[int]:
+        """The blocks of a waiting sequence that are computed already."""
+        return self.blocks.find(self.shareable(sequence))
+
+    def explain(self, schedule: Schedule) -> dict[RequestId, Reason]:
+        """Why each sequence that a schedule leaves out is left out. Call it before the commit."""
+        reasons = dict(schedule.left_out)
+        if schedule.queue is not None:
+            others = (i for i in self.waiting if i not in schedule.admitted and i not in reasons)
+            reasons |= dict.fromkeys(others, schedule.queue)
+        return reasons
 
     # -- requests in and out ---------------------------------------------------------------------------
 
@@ -137,28 +179,53 @@ class Scheduler:
             raise RequestError(f"{name}: token ids run from 0 to {self.config.vocab_size - 1}", param=name)
 
     def add(self, request: Request) -> None:
-        """Put a request at the end of the queue. Raises as `validate` does, and for an id in use."""
+        """Put a request in the queue. Raises as `validate` does, and for an id in use."""
         self.validate(request)
         if request.id in self.running or request.id in self.waiting:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id")
-        self.waiting[request.id] = Sequence.of(request)
+        root = shared_root(request.cache_salt) if self.config.prefix_cache else private_root(request.id)
+        sequence = Sequence(
+            request,
+            number=self._num_added,
+            chain=[root],
+            guaranteed=self.config.strict,
+            entry_step=self.step,
+            entry_time=self.virtual_time,
+        )
+        extend(sequence.chain, sequence.tokens, self.blocks.block_size)
+        sequence.size = sequence.num_known - len(self.find_prefix(sequence)) * self.blocks.block_size
+        self.waiting.enter(sequence)
+        self._num_added += 1
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, sequence.number, request.id))
 
     def abort(self, request_id: RequestId, reason: FinishReason = FinishReason.ABORT) -> tuple[Event, ...]:
         """End a request from outside, in whatever state it is. An unknown id is no error: it just ended."""
         sequence = self.running.get(request_id) or self.waiting.get(request_id)
         if sequence is None:
             return ()
-        self._end(sequence, Move.ABORT)
+        self._end(sequence, Move.ABORT, reason)
         return (FinishEvent(request_id, reason),)
+
+    def expire(self, now: float) -> tuple[FinishEvent, ...]:
+        """End every request whose deadline has passed, waiting or running."""
+        events: list[FinishEvent] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, number, request_id = heapq.heappop(self._deadlines)
+            sequence = self.running.get(request_id) or self.waiting.get(request_id)
+            if sequence is not None and sequence.number == number:  # not another one that has its id now
+                self._end(sequence, Move.ABORT, FinishReason.TIMEOUT)
+                events.append(FinishEvent(request_id, FinishReason.TIMEOUT))
+        return tuple(events)
 
     # -- the step --------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> Schedule:
         """Decide the next step. `now` is in seconds on the engine's clock."""
         draft = Draft(self)
+        draft.preempt()
         draft.place_decodes()
-        draft.place_started()
-        draft.place_waiting()
+        draft.place_prompts()
         return draft.schedule(self.step, now)
 
     def commit(self, schedule: Schedule) -> None:
@@ -167,12 +234,19 @@ class Scheduler:
             raise RuntimeError(f"schedule {schedule.step} is not the next step ({self.step})")
         for request_id in schedule.preempted:
             self._preempt(self.running[request_id])
-        for request_id in schedule.admitted:
-            sequence = self.waiting.pop(request_id)
-            sequence.move(Move.ADMIT)
-            self.running[request_id] = sequence
+        self._note_overtaken(schedule)
+        starts = {chunk.request_id: chunk.start for chunk in schedule.chunks}
+        for request_id in schedule.admitted:  # all of them first: no block that one shares may be evicted
+            self._admit(request_id, starts[request_id])
+        size = self.blocks.block_size
         for run in schedule.runs:
-            self._grow(self.running[run.request_id])
+            sequence = self.running[run.request_id]
+            if len(sequence.tokens) > len(sequence.blocks) * size:
+                self._grow(sequence)
+        for chunk in schedule.chunks:
+            self.running[chunk.request_id].last_step = self.step
+        self._advance_virtual_time(schedule)
+        self.caution = 1.0 if schedule.preempted else self.caution * CALM
         self._in_flight = schedule
         self.step += 1
 
@@ -182,21 +256,23 @@ class Scheduler:
         Sequences that were aborted meanwhile are skipped, their sampled tokens dropped.
         """
         schedule = self._land()
-        sampled = iter(result.sampled)
+        sampled, size = iter(result.sampled), self.blocks.block_size
         events: list[Event] = []
         for run in schedule.runs:
             token = next(sampled) if run.last else None
             sequence = self.running.get(run.request_id)
             if sequence is None:
                 continue
-            sequence.num_computed = run.end
+            sequence.num_computed = end = run.start + run.length
+            if end // size > run.start // size:
+                self._publish(sequence, run.start)
             if token is None:
                 continue
             sequence.tokens.append(token.token)
             reason = finish_reason(sequence)
             if reason is not None:
-                self._end(sequence, Move.FINISH)
-            events.append(TokenEvent(run.request_id, token, reason))
+                self._end(sequence, Move.FINISH, reason)
+            events.append(TokenEvent(run.request_id, token, reason, sequence.num_cached))
         return tuple(events)
 
     def fail(self, message: str) -> tuple[Event, ...]:
@@ -206,7 +282,7 @@ class Scheduler:
         for run in schedule.runs:
             sequence = self.running.get(run.request_id)
             if sequence is not None:
-                self._end(sequence, Move.FAIL)
+                self._end(sequence, Move.FAIL, FinishReason.ERROR)
                 events.append(FinishEvent(run.request_id, FinishReason.ERROR, message))
         return tuple(events)
 
@@ -227,9 +303,45 @@ class Scheduler:
         schedule, self._in_flight = self._in_flight, None
         if schedule is None:
             raise RuntimeError("no step is in flight")
-        self.blocks.release(self._held)
+        for blocks in self._held:
+            self.blocks.release(blocks)
         self._held = []
         return schedule
+
+    def _admit(self, request_id: RequestId, start: int) -> None:
+        """Out of the queue, with the blocks of its first `start` tokens, which are computed already."""
+        sequence = self.waiting.leave(request_id)
+        if not sequence.num_preemptions:
+            sequence.num_cached = start
+        sequence.blocks = self.find_prefix(sequence)[: start // self.blocks.block_size]
+        self.blocks.share(sequence.blocks)
+        sequence.num_computed = start
+        sequence.last_step = self.step
+        sequence.move(Move.ADMIT)
+        self.running[request_id] = sequence
+
+    def _advance_virtual_time(self, schedule: Schedule) -> None:
+        """By an equal share of the step's prompt tokens, or a little where so many wait that it is less."""
+        left_out = sum(1 for request_id, _ in schedule.left_out if request_id in self.running)
+        num_prompts = len(schedule.chunks) + left_out + len(self.waiting)
+        share = schedule.num_prefill_tokens / max(num_prompts, 1)
+        self.virtual_time += max(share, AGEING * self.config.max_batch_tokens)
+
+    def _note_overtaken(self, schedule: Schedule) -> None:
+        """Count how often the first of the queue is overtaken for want of blocks or of a place."""
+        if schedule.admitted:
+            [(_, first)] = self.waiting.head(1)
+            reason = schedule.reasons.get(first.id, schedule.queue)
+            if first.id not in schedule.admitted and reason in (Reason.BLOCKS, Reason.MAX_RUNNING):
+                first.num_overtaken += len(schedule.admitted)
+
+    def _publish(self, sequence: Sequence, start: int) -> None:
+        """The blocks that a run filled, the first of them from position `start` on, may be shared now."""
+        size = self.blocks.block_size
+        end = sequence.num_computed // size
+        extend(sequence.chain, sequence.tokens[: end * size], size)
+        for i in range(start // size, end):
+            self.blocks.publish(sequence.blocks[i], sequence.chain[i + 1])
 
     def _grow(self, sequence: Sequence) -> None:
         """Give a running sequence blocks for all its known tokens."""
@@ -240,21 +352,23 @@ class Scheduler:
         sequence.blocks.extend(taken)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to the head of the queue: the blocks are lost, the tokens stay and are prefilled again."""
+        """Back to the queue. The tokens stay; what is computed stays known until its blocks are taken."""
         self._release(sequence)
         sequence.move(Move.PREEMPT)
         sequence.num_computed = 0
         sequence.num_preemptions += 1
-        self.waiting[sequence.id] = sequence
-        self.waiting.move_to_end(sequence.id, last=False)
+        sequence.guaranteed = sequence.guaranteed or sequence.num_preemptions >= MAX_PREEMPTIONS
+        self.waiting.enter(sequence)
 
-    def _end(self, sequence: Sequence, move: Move) -> None:
+    def _end(self, sequence: Sequence, move: Move, reason: FinishReason) -> None:
         """The one way out, for a finish, an abort and an error."""
         if sequence.status is Status.RUNNING:
             self._release(sequence)
         else:
-            del self.waiting[sequence.id]
+            self.waiting.leave(sequence.id)
         sequence.move(move)
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self.replies.note(sequence.num_generated)
 
     def _release(self, sequence: Sequence) -> None:
         """A sequence leaves `running` and gives up its blocks, unless a step in flight still writes them."""
@@ -264,6 +378,6 @@ class Scheduler:
             run.request_id == sequence.id for run in self._in_flight.runs
         )
         if in_step:
-            self._held.extend(blocks)
+            self._held.append(blocks)
         else:
             self.blocks.release(blocks)

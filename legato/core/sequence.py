@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from legato.core.lifecycle import Move, Status, after
 from legato.core.plan import SampleRow
+from legato.core.prefix_index import Digest
 from legato.core.request import Request, RequestId
 
 
@@ -18,20 +19,38 @@ class Sequence:
     tokens   [0 ............... num_prompt ........ num_known)
     computed [0 ......... num_computed)
     blocks   enough for num_known positions while running, none otherwise
+    chain    the root, then the digest of each full block of the prompt and of each block that was computed
     """
 
     request: Request
-    tokens: list[int] = field(repr=False)
+    number: int
+    """How many came before it."""
+    chain: list[Digest] = field(repr=False)
+    """What its blocks are known for (see `prefix_index`)."""
+    guaranteed: bool
+    """Never preempted once it runs (see `admission`)."""
+    entry_step: int
+    """Steps that were committed when it came."""
+    entry_time: float
+    """The scheduler's virtual time when it came."""
+    size: int = 0
+    """Tokens of the prompt that were not in the cache when it came."""
+    tokens: list[int] = field(init=False, repr=False)
     """The prompt, then every token generated so far. Survives preemption."""
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
     """Positions whose K and V are in `blocks`."""
     status: Status = Status.WAITING
     num_preemptions: int = 0
+    num_overtaken: int = 0
+    """Later ones that were admitted while it was the first of the queue and found no blocks or no place."""
+    num_cached: int = 0
+    """Prompt tokens that were found computed when it was first admitted."""
+    last_step: int = 0
+    """The last step in which it was admitted or got a chunk."""
 
-    @classmethod
-    def of(cls, request: Request) -> "Sequence":
-        return cls(request, list(request.prompt))
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.prompt)
 
     @property
     def id(self) -> RequestId:

@@ -16,15 +16,17 @@ class FinishReason(Enum):
     """`max_tokens` tokens."""
     ABORT = "abort"
     """The client left."""
+    TIMEOUT = "timeout"
+    """Its deadline passed."""
     ERROR = "error"
     """The step it was in failed."""
 
 
 def finish_reason(sequence: "Sequence") -> FinishReason | None:
     """Whether the token just appended ends the reply; a stop token wins over the length."""
-    params = sequence.request.params
-    if sequence.num_generated > params.min_tokens and sequence.tokens[-1] in params.stop_token_ids:
+    params, num_generated = sequence.request.params, sequence.num_generated
+    if num_generated > params.min_tokens and sequence.tokens[-1] in params.stop_token_ids:
         return FinishReason.STOP
-    if sequence.num_generated >= params.max_tokens:
+    if num_generated >= params.max_tokens:
         return FinishReason.LENGTH
     return None

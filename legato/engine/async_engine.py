@@ -7,7 +7,9 @@ own reply.
 
 import asyncio
 import logging
+import math
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -17,13 +19,16 @@ from legato.core.request import RequestId, SamplingParams
 from legato.core.stopping import FinishReason
 from legato.engine.engine import Engine
 from legato.engine.loop import EngineLoop
-from legato.engine.output import Delta, Reply, new_request
-from legato.errors import RequestError
+from legato.engine.output import NO_TERMS, Delta, Reply, Terms, new_request
+from legato.errors import QueueFullError, RequestError
 from legato.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.01
+PACE_OVER = 64
+"""Requests that ended last: how fast the queue moves is measured over these."""
+MAX_RETRY_S = 600
 
 
 class Stream:
@@ -65,9 +70,12 @@ class Stream:
 class AsyncEngine:
     """Owns the engine's thread. All methods are called in one event loop's thread."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, *, max_waiting: int | None = None) -> None:
+        """More than `max_waiting` requests never wait at once; None sets no limit."""
         self.engine = engine
         self.tokenizer = tokenizer
+        self._max_waiting = max_waiting
+        self._departures: deque[float] = deque(maxlen=PACE_OVER)
         self._loop = EngineLoop(engine, self._deliver)
         self._streams: dict[RequestId, Stream] = {}
         self._home: asyncio.AbstractEventLoop | None = None
@@ -115,18 +123,20 @@ class AsyncEngine:
         stop: Sequence[str] = (),
         request_id: str | None = None,
         arrival: float | None = None,
+        terms: Terms = NO_TERMS,
     ) -> Stream:
         """Start a reply to `prompt` (token ids).
 
         `stop` are strings that end the reply; they are cut off. `arrival` is when the client's request came,
         in seconds on the engine's clock (now, if not given). Raises `RequestError` at once for what can
-        never be served, `UnavailableError` after `stop`.
+        never be served, `QueueFullError` if too many wait already, `UnavailableError` after `stop`.
         """
         arrival = self.engine.clock() if arrival is None else arrival
-        request = new_request(prompt, params, arrival=arrival, request_id=request_id)
+        request = new_request(prompt, params, arrival=arrival, request_id=request_id, terms=terms)
         if request.id in self._streams:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id")
         self.engine.scheduler.validate(request)
+        self._check_queue()
         stream = Stream(Reply(request, self.tokenizer, stop), self._abort)
         self._loop.submit(request)
         self._streams[request.id] = stream
@@ -138,8 +148,25 @@ class AsyncEngine:
             self._forget(request_id)
             self._loop.abort(request_id)
 
+    def _check_queue(self) -> None:
+        """The queue is who has a stream and does not run."""
+        num_waiting = len(self._streams) - len(self.engine.scheduler.running)
+        if self._max_waiting is not None and num_waiting >= self._max_waiting:
+            raise QueueFullError(
+                f"{num_waiting} requests wait, at most {self._max_waiting} may",
+                retry_after_s=self._seconds_to_drain(num_waiting),
+            )
+
+    def _seconds_to_drain(self, num_waiting: int) -> int:
+        """How long so many requests take at the pace of the last ones that ended."""
+        if not self._departures:
+            return 1
+        elapsed = self.engine.clock() - self._departures[0]
+        return min(max(math.ceil(num_waiting * elapsed / len(self._departures)), 1), MAX_RETRY_S)
+
     def _forget(self, request_id: RequestId) -> None:
         del self._streams[request_id]
+        self._departures.append(self.engine.clock())
         if not self._streams:
             self._idle.set()
 

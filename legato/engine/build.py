@@ -8,6 +8,7 @@ from pathlib import Path
 
 from legato.config import EngineSettings, ModelSettings
 from legato.core.block_pool import BlockPool
+from legato.core.order import ORDERS
 from legato.core.prefill import Chunked, FillBudget, PrefillPolicy, WholePrompt
 from legato.core.scheduler import Scheduler, SchedulerConfig
 from legato.engine.engine import Engine
@@ -82,13 +83,9 @@ def build(
             f"max_model_len is {model.max_model_len}; the KV cache holds {capacity} tokens",
             param="max_model_len",
         )
-    config = SchedulerConfig(
-        max_batch_tokens=engine.max_batch_tokens,
-        max_running=engine.running_limit,
-        max_model_len=min(max_model_len, capacity),
-        vocab_size=opened.spec.vocab_size,
+    scheduler = _scheduler(
+        engine, pool, max_model_len=min(max_model_len, capacity), vocab_size=opened.spec.vocab_size
     )
-    scheduler = Scheduler(config, pool, prefill_policy=prefill_policy(engine.prefill_chunk))
     return Built(
         engine=Engine(scheduler, loaded.runner, clock=time.monotonic),
         tokenizer=tokenizer,
@@ -99,10 +96,26 @@ def build(
         check_exactness=loaded.runner.check_exactness,
         choices=loaded.choices
         | {
-            "prefill": f"{scheduler.prefill_policy}, at most {config.max_batch_tokens} tokens a step",
-            "context": f"at most {config.max_model_len} tokens of prompt and reply",
+            "prefill": f"{scheduler.prefill_policy}, at most {engine.max_batch_tokens} tokens a step",
+            "order": f"{engine.policy}; admission by {engine.admission} need; "
+            + ("prefixes shared" if engine.prefix_cache else "no prefixes shared"),
+            "context": f"at most {scheduler.config.max_model_len} tokens of prompt and reply",
         },
     )
+
+
+def _scheduler(engine: EngineSettings, pool: BlockPool, *, max_model_len: int, vocab_size: int) -> Scheduler:
+    config = SchedulerConfig(
+        max_batch_tokens=engine.max_batch_tokens,
+        max_running=engine.running_limit,
+        max_model_len=max_model_len,
+        vocab_size=vocab_size,
+        min_chunk=engine.min_chunk,
+        prefix_cache=engine.prefix_cache,
+        strict=engine.admission == "strict",
+    )
+    policy, order = prefill_policy(engine.prefill_chunk), ORDERS[engine.policy](engine.max_batch_tokens)
+    return Scheduler(config, pool, prefill_policy=policy, order=order)
 
 
 def prefill_policy(prefill_chunk: int | None) -> PrefillPolicy:

@@ -64,8 +64,11 @@ class Engine:
         If the runner raises, the requests of that step end with an error and the engine goes on; it goes on
         as well after a KeyboardInterrupt, which is raised.
         """
-        scheduler = self.scheduler
-        schedule = scheduler.schedule(self.clock())
+        scheduler, now = self.scheduler, self.clock()
+        expired = self._expire(now)
+        if not scheduler.has_work:
+            return expired
+        schedule = scheduler.schedule(now)
         scheduler.commit(schedule)
         error, model_time = None, 0.0
         try:
@@ -88,9 +91,18 @@ class Engine:
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
             blocks_used=scheduler.blocks.num_used,
+            blocks_cached=scheduler.blocks.num_cached,
             blocks_total=scheduler.blocks.num_blocks,
             error=error,
         )
         for observer in self._observers:
             observer.stepped(record)
-        return events
+        return (*expired, *events)
+
+    def _expire(self, now: float) -> tuple[Event, ...]:
+        """End what is over its deadline, before any work is done for it."""
+        expired = self.scheduler.expire(now)
+        for event in expired:
+            for observer in self._observers:
+                observer.aborted(event.request_id, event.reason, now)
+        return expired

@@ -41,8 +41,28 @@ class Delta:
     """Set on the last delta, and only there."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How a request is treated among others; nothing that changes its tokens."""
+
+    priority: int = 0
+    """The lower, the more urgent."""
+    cache_salt: str = ""
+    """It shares computed blocks only with requests of the same salt."""
+    timeout: float | None = None
+    """Seconds from its arrival after which it ends, in whatever state it is."""
+
+
+NO_TERMS = Terms()
+
+
 def new_request(
-    prompt: Sequence[int], params: SamplingParams, *, arrival: float, request_id: str | None = None
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    arrival: float,
+    request_id: str | None = None,
+    terms: Terms = NO_TERMS,
 ) -> Request:
     """A request that lacks nothing: with an id of its own and a seed, if it was given none."""
     if params.seed is None:
@@ -52,6 +72,9 @@ def new_request(
         prompt=tuple(prompt),
         params=params,
         arrival=arrival,
+        priority=terms.priority,
+        cache_salt=terms.cache_salt,
+        deadline=None if terms.timeout is None else arrival + terms.timeout,
     )
 
 
@@ -63,6 +86,8 @@ class Reply:
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopStrings(stops)
         self._eos_ids = tokenizer.eos_ids
+        self.num_cached = 0
+        """Tokens of the prompt that were found in the cache; known with the first token."""
         self.finished = False
         """Whether the last delta was made."""
         self.must_abort = False
@@ -80,6 +105,7 @@ class Reply:
 
     def _token(self, event: TokenEvent) -> Delta:
         token = event.sampled.token
+        self.num_cached = event.num_cached
         stopped = event.finish is FinishReason.STOP
         text = "" if stopped else self._stops.push(self._detokenizer.push(token))
         if event.finish is not None and self._stops.matched is None:

@@ -32,6 +32,8 @@ class StepRecord:
     """Sequences that hold blocks after the step."""
     num_waiting: int
     blocks_used: int
+    blocks_cached: int
+    """Of the others, those whose content may still be shared."""
     blocks_total: int
     error: str | None = None
     """Why the model step failed."""
@@ -55,10 +57,12 @@ class StepRecord:
             "admitted": schedule.admitted,
             "preempted": schedule.preempted,
             "left_out": {request_id: reason.value for request_id, reason in schedule.left_out},
+            "queue": None if schedule.queue is None else schedule.queue.value,
             "sampled": [event.request_id for event in self.events if isinstance(event, TokenEvent)],
             "running": self.num_running,
             "waiting": self.num_waiting,
             "blocks_used": self.blocks_used,
+            "blocks_cached": self.blocks_cached,
             "blocks_total": self.blocks_total,
             "error": self.error,
         }

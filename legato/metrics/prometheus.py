@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from legato.core.request import Request, RequestId
-from legato.core.schedule import Schedule
+from legato.core.schedule import Reason, Schedule
 from legato.core.stopping import FinishReason
 from legato.metrics.journal import StepRecord
 from legato.metrics.timeline import RequestTimeline, StepChanges, Timelines
@@ -147,6 +147,12 @@ class RequestSeries:
             "vllm:prompt_tokens_total", "Prompt tokens of requests that got their first token."
         )
         self._generation_tokens = new.counter("vllm:generation_tokens_total", "Tokens generated.")
+        self._cache_queries = new.counter(
+            "vllm:prefix_cache_queries_total", "Prompt tokens looked up in the cache, once a request."
+        )
+        self._cache_hits = new.counter(
+            "vllm:prefix_cache_hits_total", "Prompt tokens found in the cache, once a request."
+        )
         self._recomputed_tokens = new.counter(
             "legato:recomputed_tokens_total", "Tokens computed again after a preemption."
         )
@@ -190,6 +196,8 @@ class RequestSeries:
     def changed(self, changes: StepChanges) -> None:
         for timeline in changes.admitted:
             self._queue.observe(timeline.queue_time)
+            self._cache_queries.add(timeline.num_prompt)
+            self._cache_hits.add(timeline.num_cached)
         for timeline in changes.started:
             self._prompt_tokens.add(timeline.num_prompt)
             self._ttft.observe(timeline.ttft)
@@ -236,6 +244,15 @@ class StepSeries:
         self._preemptions = new.counter("vllm:num_preemptions_total", "Preemptions.")
         self._usage = new.gauge("vllm:kv_cache_usage_perc", "Share of the blocks that are held, 0 to 1.")
         self._blocks_used = new.gauge("legato:blocks_used", "Blocks that requests hold.")
+        self._blocks_cached = new.gauge(
+            "legato:blocks_cached", "Blocks that no request holds and whose content may still be shared."
+        )
+        self._left_out = new.gauge(
+            "legato:requests_left_out",
+            "Requests without a token in the newest step, by reason.",
+            ("reason",),
+            [(reason.value,) for reason in Reason],
+        )
         self._blocks_total = new.gauge("legato:blocks_total", "Blocks in the KV cache.")
         self._blocks_total.set(num_blocks)
         info = new.gauge(
@@ -249,6 +266,9 @@ class StepSeries:
         self._budget.set(record.budget)
         self._preemptions.add(len(schedule.preempted))
         self.held(record.blocks_used, record.blocks_total)
+        self._blocks_cached.set(record.blocks_cached)
+        for reason, num in left_out_by_reason(record.schedule).items():
+            self._left_out.set(num, reason.value)
         if record.error is not None:
             self._failed.add(1)
         elif schedule.runs:
@@ -261,6 +281,16 @@ class StepSeries:
         self._blocks_used.set(num_blocks)
         self._blocks_total.set(total)
         self._usage.set(num_blocks / total)
+
+
+def left_out_by_reason(schedule: Schedule) -> dict[Reason, int]:
+    """How many requests a step left out for each reason."""
+    counts = dict.fromkeys(Reason, 0)
+    for reason in schedule.reasons.values():
+        counts[reason] += 1
+    if schedule.queue is not None:
+        counts[schedule.queue] += schedule.num_behind
+    return counts
 
 
 def _kind(schedule: Schedule) -> str:

@@ -33,6 +33,8 @@ class RequestTimeline:
     finished: float | None = None
     reason: FinishReason | None = None
     num_preemptions: int = 0
+    num_cached: int = 0
+    """Prompt tokens that were found in the cache at the first admission."""
     num_chunks: int = 0
     """Steps that worked on the prompt before the first token, with those that a preemption undid."""
     num_computed: int = 0
@@ -188,6 +190,7 @@ class Timelines:
     def _admit(self, schedule: Schedule) -> tuple[RequestTimeline, ...]:
         """Those admitted for the first time; one that comes back from a preemption keeps its stamp."""
         first: list[RequestTimeline] = []
+        starts = {chunk.request_id: chunk.start for chunk in schedule.chunks} if schedule.admitted else {}
         for request_id in schedule.admitted:
             timeline = self._living.get(request_id)
             if timeline is None:
@@ -195,6 +198,7 @@ class Timelines:
             self._running.add(request_id)
             if timeline.admitted is None:
                 timeline.admitted = schedule.now
+                timeline.num_cached = starts[request_id]
                 first.append(timeline)
         return tuple(first)
 

@@ -50,12 +50,15 @@ class Usage:
 
     num_prompt: int
     num_completion: int = 0
+    num_cached: int = 0
+    """Tokens of the prompts that were not computed."""
 
     def as_json(self) -> Json:
         return {
             "prompt_tokens": self.num_prompt,
             "completion_tokens": self.num_completion,
             "total_tokens": self.num_prompt + self.num_completion,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached},
         }
 
 
@@ -86,7 +89,8 @@ async def _whole(service: Service, head: Json, name: str, prepare: Prepare) -> J
             async for index, delta in deltas:
                 made[index].append(delta)
     replies = [Part.of(deltas_of_one) for deltas_of_one in made]
-    usage = Usage(generation.num_prompt_tokens, sum(len(reply.sampled) for reply in replies))
+    num_completion = sum(len(reply.sampled) for reply in replies)
+    usage = Usage(generation.num_prompt_tokens, num_completion, generation.num_cached(streams))
     return {**head, **wording.whole(replies), "usage": usage.as_json()}
 
 
@@ -105,12 +109,14 @@ async def _events(
                 usage.num_completion += delta.sampled is not None
                 for chunk in wording.chunks(index, Part.of([delta]), first=index not in opened):
                     if running_usage:
+                        usage.num_cached = generation.num_cached(streams)
                         yield event({**head, **chunk, "usage": usage.as_json()})
                     elif with_usage:
                         yield event({**head, **chunk, "usage": None})
                     else:
                         yield event({**head, **chunk})
                 opened.add(index)
+        usage.num_cached = generation.num_cached(streams)
     if with_usage:
         yield event({**head, "choices": [], "usage": usage.as_json()})
     yield DONE

@@ -15,7 +15,7 @@ from legato.server.logprobs import chat_logprobs
 from legato.server.models import check_model
 from legato.server.protocol import ChatBody, Conversation
 from legato.server.replies import Generation, Part
-from legato.server.sampling import check_body, check_length, sampling_params
+from legato.server.sampling import check_body, check_length, sampling_params, terms
 from legato.server.service import Service
 from legato.text.chat import ChatTemplate
 
@@ -73,7 +73,12 @@ async def _prepare(service: Service, body: ChatBody, arrival: float) -> tuple[Ge
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = sampling_params(body, service, len(prompt), default_max=None, logprobs=logprobs)
     generation = Generation(
-        prompts=(prompt,), params=(params,), stop=tuple(body.stop), n=body.n, arrival=arrival
+        prompts=(prompt,),
+        params=(params,),
+        stop=tuple(body.stop),
+        n=body.n,
+        arrival=arrival,
+        terms=terms(body),
     )
     return generation, ChatWording(service, body, prompt)
 

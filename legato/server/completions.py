@@ -14,7 +14,7 @@ from legato.server.logprobs import CompletionLogprobs
 from legato.server.models import check_model
 from legato.server.protocol import CompletionBody
 from legato.server.replies import Generation, Part
-from legato.server.sampling import check_body, check_ids, check_length, sampling_params
+from legato.server.sampling import check_body, check_ids, check_length, sampling_params, terms
 from legato.server.service import Service
 
 ENDPOINT = Endpoint(id_prefix="cmpl", whole_object="text_completion", chunk_object="text_completion")
@@ -60,7 +60,14 @@ async def _prepare(service: Service, body: CompletionBody, arrival: float) -> tu
         sampling_params(body, service, len(prompt), default_max=DEFAULT_MAX_TOKENS, logprobs=body.logprobs)
         for prompt in prompts
     )
-    generation = Generation(prompts=prompts, params=params, stop=tuple(body.stop), n=body.n, arrival=arrival)
+    generation = Generation(
+        prompts=prompts,
+        params=params,
+        stop=tuple(body.stop),
+        n=body.n,
+        arrival=arrival,
+        terms=terms(body),
+    )
     return generation, CompletionWording(service, body, prompts)
 
 

@@ -11,7 +11,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from legato.errors import LegatoError, NotFoundError, RequestError, UnavailableError
+from legato.errors import (
+    DeadlineError,
+    LegatoError,
+    NotFoundError,
+    QueueFullError,
+    RequestError,
+    UnavailableError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +43,10 @@ def error_body(error: LegatoError) -> dict[str, object]:
 def error_response(error: LegatoError, *, headers: dict[str, str] | None = None) -> Response:
     if isinstance(error, UnavailableError):
         headers = {"Retry-After": str(RETRY_AFTER_S)}
+    elif isinstance(error, QueueFullError):
+        headers = {"Retry-After": str(error.retry_after_s)}
+    elif isinstance(error, DeadlineError):
+        headers = {"X-Should-Retry": "false"}  # OpenAI's clients would try again, with nobody waiting
     return JSONResponse(error_body(error), status_code=error.status, headers=headers)
 
 

@@ -62,6 +62,14 @@ def _listed(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def _unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("unicode", "holds a lone surrogate") from None
+    return text
+
+
 class GenerationBody(Body):
     """What both ways to ask for replies share."""
 
@@ -75,7 +83,6 @@ class GenerationBody(Body):
         "include_stop_str_in_output": (None, False),
         "truncate_prompt_tokens": _NONE,
         "prompt_logprobs": _NONE,
-        "priority": (None, 0),
         "structured_outputs": _NONE,
         "response_format": (None, {"type": "text"}),
     }
@@ -108,6 +115,12 @@ class GenerationBody(Body):
     """Only `stop`, `stop_token_ids` and the length end a reply."""
     return_token_ids: bool = False
     """Adds the ids of prompt and reply to the answer (vLLM)."""
+    priority: int = Field(0, ge=-_MAX_INT, le=_MAX_INT)
+    """The lower, the more urgent (vLLM)."""
+    cache_salt: Annotated[str, AfterValidator(_unicode), Field(min_length=1, max_length=256)] | None = None
+    """The request shares computed prefixes only with others of the same salt (vLLM)."""
+    timeout: float | None = Field(None, gt=0, le=86400)
+    """Seconds from arrival after which the request ends with an error, wherever it is then."""
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -144,14 +157,6 @@ class CompletionBody(GenerationBody):
     echo: bool = False
     """Puts the prompt's text before the reply's."""
     logprobs: int | None = Field(None, ge=0, le=_MAX_INT)
-
-
-def _unicode(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise PydanticCustomError("unicode", "holds a lone surrogate") from None
-    return text
 
 
 class TextPart(Body):

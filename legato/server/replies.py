@@ -12,8 +12,8 @@ from legato.core.plan import Sampled
 from legato.core.request import SamplingParams
 from legato.core.stopping import FinishReason
 from legato.engine.async_engine import AsyncEngine, Stream
-from legato.engine.output import Delta, Finish
-from legato.errors import StepError, UnavailableError
+from legato.engine.output import Delta, Finish, Terms
+from legato.errors import DeadlineError, StepError, UnavailableError
 from legato.server.sampling import seed_of
 
 
@@ -28,11 +28,17 @@ class Generation:
     n: int
     arrival: float
     """When the HTTP request came, in seconds on the engine's clock."""
+    terms: Terms
 
     @property
     def num_prompt_tokens(self) -> int:
         """Each prompt counts once, whatever n."""
         return sum(map(len, self.prompts))
+
+    def num_cached(self, streams: Sequence[Stream]) -> int:
+        """Tokens of the prompts that were found computed, as far as known: of each prompt's first reply, as
+        the others find what that one computed."""
+        return sum(stream.reply.num_cached for stream in streams[:: self.n])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,7 @@ def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[
                     stop=generation.stop,
                     request_id=f"{name}-{len(streams)}",
                     arrival=generation.arrival,
+                    terms=generation.terms,
                 )
                 streams.append(stack.enter_context(stream))
         yield streams
@@ -82,7 +89,8 @@ def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[
 async def merged(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Delta], None]:
     """The deltas of all streams as they come, with the stream's number.
 
-    Raises `StepError` if one fails, `UnavailableError` if the server stops before all are complete.
+    Raises `StepError` if one fails, `DeadlineError` if the request's timeout passes,
+    `UnavailableError` if the server stops before all are complete.
     """
     deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
     pumps = [asyncio.ensure_future(_pump(index, stream, deltas)) for index, stream in enumerate(streams)]
@@ -107,5 +115,7 @@ async def _pump(index: int, stream: Stream, deltas: asyncio.Queue[tuple[int, Del
 def _check(finish: Finish) -> None:
     if finish.reason is FinishReason.ERROR:
         raise StepError(finish.message)
+    if finish.reason is FinishReason.TIMEOUT:
+        raise DeadlineError("the request's timeout passed before its reply was complete")
     if finish.reason is FinishReason.ABORT:  # nobody here asked for it, so the engine is stopping
         raise UnavailableError("the server shut down before the reply was complete")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from legato.core.request import SamplingParams
+from legato.engine.output import Terms
 from legato.errors import ContextLengthError, RequestError
 from legato.server.protocol import GenerationBody
 from legato.server.service import Service
@@ -25,6 +26,8 @@ def check_body(body: GenerationBody, service: Service) -> None:
         raise RequestError("stream_options: only with stream", param="stream_options")
     if None not in (body.max_tokens, body.max_completion_tokens) and _asked(body) != body.max_tokens:
         raise RequestError("max_tokens and max_completion_tokens differ", param="max_completion_tokens")
+    if body.priority and not service.takes_priority:
+        raise RequestError("priority: only on a server started with --policy priority", param="priority")
     check_ids(body.stop_token_ids, service.vocab_size, "stop_token_ids")
     _logit_bias(body, service.vocab_size)
     StopStrings(body.stop)  # has its own limits
@@ -74,6 +77,11 @@ def sampling_params(
         stop_token_ids=frozenset(body.stop_token_ids)
         | (frozenset() if body.ignore_eos else service.tokenizer.eos_ids),
     )
+
+
+def terms(body: GenerationBody) -> Terms:
+    """How the request is treated among others."""
+    return Terms(priority=body.priority, cache_salt=body.cache_salt or "", timeout=body.timeout)
 
 
 def seed_of(seed: int | None, sample: int) -> int | None:

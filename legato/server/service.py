@@ -68,6 +68,8 @@ class Service:
     """The most tokens of a prompt and its reply together."""
     vocab_size: int
     """Token ids run from 0 to vocab_size - 1."""
+    takes_priority: bool = False
+    """Whether requests may say how urgent they are."""
     metrics_text: Callable[[], tuple[bytes, str]]
     """The metrics page and its content type; may be called in any thread."""
     version: Mapping[str, str]

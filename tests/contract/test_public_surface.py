@@ -20,6 +20,10 @@ def test_the_settings_by_name() -> None:
             "max_batch_tokens",
             "prefill_chunk",
             "max_running",
+            "min_chunk",
+            "policy",
+            "admission",
+            "prefix_cache",
             "block_size",
             "num_blocks",
             "kv_memory",
@@ -28,7 +32,7 @@ def test_the_settings_by_name() -> None:
             "attention",
             "kv_dtype",
         ],
-        "server": ["host", "port", "shutdown_timeout", "journal", "access_log", "log_level"],
+        "server": ["host", "port", "max_waiting", "shutdown_timeout", "journal", "access_log", "log_level"],
     }
     assert [(section, name) for section, name, _ in fields()] == [
         (section, name) for section, all_names in names.items() for name in all_names

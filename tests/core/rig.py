@@ -2,17 +2,27 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from legato.core.block_pool import BlockPool
 from legato.core.events import Event, TokenEvent
+from legato.core.order import Fcfs, Order
 from legato.core.plan import StepPlan, plan
 from legato.core.prefill import PrefillPolicy
+from legato.core.replies import ReplyLengths
 from legato.core.request import Request, RequestId, SamplingParams
 from legato.core.schedule import Schedule
 from legato.core.scheduler import Scheduler, SchedulerConfig
 from legato.engine.fake import FakeRunner, next_token
 
 VOCAB = 100
+
+
+class NoForesight(ReplyLengths):
+    """Expects every reply to end with the next token but one, so that pools run out."""
+
+    def remaining(self, generated: int) -> float:  # noqa: ARG002
+        return 2.0
 
 
 @dataclass
@@ -24,14 +34,27 @@ class Rig:
     events: list[Event] = field(default_factory=list)
     schedules: list[Schedule] = field(default_factory=list)
 
-    def add(self, name: str, prompt: Iterable[int] | int, max_tokens: int = 4, **params: object) -> Request:
-        """A prompt of the given ids, or of so many made-up ones."""
-        ids = (i % VOCAB for i in range(1, prompt + 1)) if isinstance(prompt, int) else prompt
+    def add(
+        self,
+        name: str,
+        prompt: Iterable[int] | int,
+        max_tokens: int = 4,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        salt: str = "",
+        **params: object,
+    ) -> Request:
+        """A prompt of the given ids, or of so many made-up ones, different for every name."""
+        ids = prompt if not isinstance(prompt, int) else made_up(name, prompt)
         request = Request(
             id=RequestId(name),
             prompt=tuple(ids),
             params=SamplingParams(max_tokens=max_tokens, seed=0, **params),  # type: ignore[arg-type]
             arrival=0.0,
+            priority=priority,
+            deadline=deadline,
+            cache_salt=salt,
         )
         self.scheduler.add(request)
         self.scheduler.check()
@@ -82,6 +105,11 @@ class Rig:
         assert self.scheduler.blocks.num_free == self.scheduler.blocks.num_blocks
 
 
+def made_up(name: str, num: int) -> list[int]:
+    """Tokens that look like no other request's: the first one is made from the name."""
+    return [sum(map(ord, name)) % VOCAB, *(i % VOCAB for i in range(2, num + 1))]
+
+
 def build_rig(
     *,
     budget: int = 8,
@@ -89,14 +117,25 @@ def build_rig(
     num_blocks: int = 64,
     block_size: int = 4,
     policy: PrefillPolicy | None = None,
+    order: Order | None = None,
+    replies: ReplyLengths | None = None,
+    **config: Any,
 ) -> Rig:
-    config = SchedulerConfig(
+    """First come, first served and without foresight, unless told otherwise."""
+    limits = SchedulerConfig(
         max_batch_tokens=budget,
         max_running=max_running,
         max_model_len=num_blocks * block_size,
         vocab_size=VOCAB,
+        **config,
     )
-    scheduler = Scheduler(config, BlockPool(num_blocks, block_size), prefill_policy=policy)
+    scheduler = Scheduler(
+        limits,
+        BlockPool(num_blocks, block_size),
+        prefill_policy=policy,
+        order=order or Fcfs(),
+        replies=replies or NoForesight(),
+    )
     return Rig(scheduler, FakeRunner(num_blocks=num_blocks, block_size=block_size, vocab_size=VOCAB))
 
 

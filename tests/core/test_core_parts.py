@@ -17,7 +17,8 @@ LEGAL = [(status, move) for status, moves in TRANSITIONS.items() for move in mov
 
 def a_sequence() -> Sequence:
     params = SamplingParams(max_tokens=4)
-    return Sequence.of(Request(id=RequestId("A"), prompt=(1, 2), params=params, arrival=0.0))
+    request = Request(id=RequestId("A"), prompt=(1, 2), params=params, arrival=0.0)
+    return Sequence(request, number=0, chain=[b""], guaranteed=False, entry_step=0, entry_time=0.0)
 
 
 @pytest.mark.parametrize(("status", "move"), [*itertools.product(Status, Move)])

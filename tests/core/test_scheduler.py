@@ -10,7 +10,7 @@ from legato.core.events import FinishEvent, TokenEvent
 from legato.core.lifecycle import Status
 from legato.core.prefill import Chunked, FillBudget, WholePrompt
 from legato.core.request import RequestId
-from legato.core.schedule import Reason
+from legato.core.schedule import Chunk, Reason
 from legato.core.scheduler import Scheduler, SchedulerConfig
 from legato.core.stopping import FinishReason
 from legato.errors import ConfigError, ContextLengthError, RequestError
@@ -162,7 +162,8 @@ def test_at_most_max_running_sequences_run() -> None:
         rig.add(f"r{i}", 1, max_tokens=3)
     schedule = rig.step()
     assert schedule.admitted == ids("r0", "r1")
-    assert dict(schedule.left_out) == {RequestId("r2"): Reason.MAX_RUNNING}
+    assert schedule.reasons == {RequestId("r2"): Reason.MAX_RUNNING}
+    assert schedule.queue is Reason.MAX_RUNNING
     rig.run()
     rig.assert_idle()
 
@@ -254,7 +255,7 @@ def test_the_youngest_is_preempted_and_goes_on_where_it_was() -> None:
 
 
 def test_a_preempted_sequence_waits_at_the_head_of_the_queue() -> None:
-    """D-19, E-14: ahead of everyone who came later, with all its tokens to prefill again."""
+    """D-19, E-14: ahead of everyone who never ran, with all its tokens to compute but those still cached."""
     rig = build_rig(budget=8, num_blocks=5, block_size=2, max_running=2)
     rig.add("A", 3, max_tokens=6)
     rig.add("B", 3, max_tokens=6)
@@ -269,8 +270,8 @@ def test_a_preempted_sequence_waits_at_the_head_of_the_queue() -> None:
     known = b.num_known
     while b.status is Status.PREEMPTED:
         rig.step()
-    assert rig.schedules[-1].chunks[0].request_id == "B"
-    assert rig.schedules[-1].chunks[0].end == min(known, rig.schedules[-1].chunks[0].length)
+    chunk = rig.schedules[-1].chunks[0]
+    assert chunk == Chunk(RequestId("B"), 2, known - 2, True), "only its first block was left in the cache"
     rig.run()
     rig.assert_idle()
 

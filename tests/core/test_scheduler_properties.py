@@ -3,22 +3,28 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from rig import VOCAB, Rig, build_rig, expected_reply
+from rig import NoForesight, Rig, build_rig, expected_reply
 
+from legato.core.admission import MAX_PREEMPTIONS
 from legato.core.events import FinishEvent
+from legato.core.order import Fair, Fcfs, Order, Priority, Shortest
 from legato.core.prefill import Chunked, FillBudget, WholePrompt
+from legato.core.replies import ReplyLengths
 from legato.core.request import Request, RequestId
 from legato.core.stopping import FinishReason
 from legato.errors import ContextLengthError
 
 POLICIES = st.one_of(st.integers(1, 9).map(Chunked), st.just(FillBudget()), st.just(WholePrompt()))
+ORDERS = st.sampled_from([Fcfs(), Fair(), Shortest(0.5), Priority()])
+FORESIGHT = st.sampled_from(["none", "learned"])
 
 
 class Histories(RuleBasedStateMachine):
-    """Requests come, steps pass or fail, clients leave; tiny pools, all policies.
+    """Requests come, steps pass or fail, clients leave, deadlines pass; tiny pools, all policies.
 
     The oracle knows no schedule at all: it answers each request alone (`expected_reply`). At the end every
-    request must have been answered exactly so, or have been ended by us for a reason we know.
+    request must have been answered exactly so, or have been ended by us for a reason we know. Prompts are
+    made of few tokens, so that they share prefixes.
     """
 
     rig: Rig
@@ -29,6 +35,11 @@ class Histories(RuleBasedStateMachine):
         num_blocks=st.integers(1, 14),
         block_size=st.integers(1, 5),
         policy=POLICIES,
+        order=ORDERS,
+        foresight=FORESIGHT,
+        min_chunk=st.integers(1, 4),
+        prefix_cache=st.booleans(),
+        strict=st.booleans(),
     )
     def start(
         self,
@@ -37,6 +48,11 @@ class Histories(RuleBasedStateMachine):
         num_blocks: int,
         block_size: int,
         policy: Chunked | FillBudget | WholePrompt,
+        order: Order,
+        foresight: str,
+        min_chunk: int,
+        prefix_cache: bool,
+        strict: bool,
     ) -> None:
         self.rig = build_rig(
             budget=budget,
@@ -44,20 +60,35 @@ class Histories(RuleBasedStateMachine):
             num_blocks=num_blocks,
             block_size=block_size,
             policy=policy,
+            order=order,
+            replies=NoForesight() if foresight == "none" else ReplyLengths(),
+            min_chunk=min_chunk,
+            prefix_cache=prefix_cache,
+            strict=strict,
         )
         self.requests: dict[RequestId, Request] = {}
         self.ended: dict[RequestId, FinishReason] = {}
+        self.computed: dict[RequestId, int] = {}
+        """Tokens computed for each request, those computed again included."""
 
     @rule(
-        prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=24),
+        shared=st.integers(0, 20),
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=8),
         max_tokens=st.integers(1, 9),
+        priority=st.integers(-1, 1),
+        salt=st.sampled_from(["", "tenant"]),
+        patience=st.one_of(st.none(), st.integers(0, 12)),
     )
-    def submit(self, prompt: list[int], max_tokens: int) -> None:
+    def submit(
+        self, shared: int, prompt: list[int], max_tokens: int, priority: int, salt: str, patience: int | None
+    ) -> None:
         name = f"r{len(self.requests)}"
-        pool = self.rig.scheduler.blocks
-        fits = len(prompt) + max_tokens <= pool.num_blocks * pool.block_size
+        pool, now = self.rig.scheduler.blocks, self.rig.scheduler.step
+        ids = [*range(shared), *prompt]
+        fits = len(ids) + max_tokens <= pool.num_blocks * pool.block_size
+        deadline = None if patience is None else float(now + patience)
         try:
-            request = self.rig.add(name, prompt, max_tokens)
+            request = self.rig.add(name, ids, max_tokens, priority=priority, salt=salt, deadline=deadline)
         except ContextLengthError:
             assert not fits
         else:
@@ -65,11 +96,26 @@ class Histories(RuleBasedStateMachine):
             self.requests[request.id] = request
 
     @precondition(lambda self: self.rig.scheduler.has_work)
-    @rule()
+    @rule(count=st.integers(1, 5))
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.expire()
+            if self.rig.scheduler.has_work:
+                self.step()
+
     def step(self) -> None:
         decodes = {i for i, s in self.rig.scheduler.running.items() if s.remaining == 1}
         schedule = self.rig.step()
         assert decodes - set(schedule.preempted) == {run.request_id for run in schedule.decodes}
+        for run in schedule.runs:
+            self.computed[run.request_id] = self.computed.get(run.request_id, 0) + run.length
+
+    def expire(self) -> None:
+        now = float(self.rig.scheduler.step)
+        for event in self.rig.scheduler.expire(now):
+            assert event.reason is FinishReason.TIMEOUT
+            self.end(event)
+        self.rig.scheduler.check()
 
     @precondition(lambda self: self.rig.scheduler.has_work)
     @rule()
@@ -99,11 +145,18 @@ class Histories(RuleBasedStateMachine):
     def law(self) -> None:
         if hasattr(self, "rig"):
             self.rig.scheduler.check()
+            for sequence in (*self.rig.scheduler.running.values(), *self.rig.scheduler.waiting.values()):
+                assert sequence.num_preemptions <= MAX_PREEMPTIONS
+                assert not (self.rig.scheduler.config.strict and sequence.num_preemptions)
 
     def teardown(self) -> None:
         if not hasattr(self, "rig"):
             return
-        self.rig.run()
+        for _ in range(1000):
+            self.expire()
+            if not self.rig.scheduler.has_work:
+                break
+            self.step()
         self.rig.assert_idle()
         for name, request in self.requests.items():
             expected = expected_reply(request.prompt, request.params.max_tokens)
@@ -112,15 +165,16 @@ class Histories(RuleBasedStateMachine):
                 assert tokens == expected[: len(tokens)]
             else:
                 assert tokens == expected
+            assert self.computed.get(name, 0) <= (1 + MAX_PREEMPTIONS) * request.max_computed
 
 
-Histories.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Histories.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestHistories = Histories.TestCase
 
 
-def history(seed_steps: list[tuple[int, int]]) -> list[object]:
+def history(seed_steps: list[tuple[int, int]], order: Order) -> list[object]:
     """Everything a fixed list of calls decides."""
-    rig = build_rig(budget=6, num_blocks=9, block_size=3, max_running=4)
+    rig = build_rig(budget=6, num_blocks=9, block_size=3, max_running=4, order=order)
     for i, (prompt, max_tokens) in enumerate(seed_steps):
         rig.add(f"r{i}", prompt, max_tokens)
         rig.step()
@@ -130,4 +184,5 @@ def history(seed_steps: list[tuple[int, int]]) -> list[object]:
 
 def test_the_same_calls_give_the_same_schedules() -> None:
     calls = [(5, 3), (9, 7), (2, 9), (14, 2), (7, 7), (1, 1)]
-    assert history(calls) == history(calls)
+    for order in (Fcfs(), Fair(), Shortest(0.5), Priority()):
+        assert history(calls, order) == history(calls, order)

@@ -1,5 +1,7 @@
 """One engine stepped by hand: what a step records, and what happens when it breaks."""
 
+from dataclasses import replace
+
 import pytest
 from rigs import VOCAB, Watcher, assert_idle, make_engine, make_request
 
@@ -123,3 +125,26 @@ def test_pool_and_runner_must_agree() -> None:
             FakeRunner(num_blocks=7, block_size=4, vocab_size=10),
             clock=lambda: 0.0,
         )
+
+
+def test_a_request_past_its_deadline_ends_before_the_step_and_every_observer_is_told() -> None:
+    """The clock goes up by one with each look: the deadline passes while the first steps run."""
+    watcher = Watcher()
+    engine = make_engine(max_running=1, observers=(watcher,))
+    engine.submit(make_request("running", max_tokens=40))
+    engine.submit(replace(make_request("late", (9, 9, 9)), deadline=4.0))
+    events = [event for _ in range(6) for event in engine.step()]
+    assert events.count(FinishEvent(RequestId("late"), FinishReason.TIMEOUT)) == 1
+    assert watcher.aborts == [(RequestId("late"), FinishReason.TIMEOUT)]
+    assert all("late" not in record.schedule.admitted for record in watcher.records)
+    engine.abort(RequestId("running"))
+    assert_idle(engine)
+
+
+def test_a_step_in_which_the_last_request_expires_runs_nothing() -> None:
+    watcher = Watcher()
+    engine = make_engine(observers=(watcher,))
+    engine.submit(replace(make_request("late"), deadline=0.0))
+    assert engine.step() == (FinishEvent(RequestId("late"), FinishReason.TIMEOUT),)
+    assert watcher.records == []
+    assert_idle(engine)

@@ -11,8 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from legato.core.block_pool import BlockPool
 from legato.core.events import Event, TokenEvent
+from legato.core.order import Fcfs
 from legato.core.plan import StepPlan
 from legato.core.prefill import PrefillPolicy
+from legato.core.replies import ReplyLengths
 from legato.core.request import Request, RequestId, SamplingParams
 from legato.core.scheduler import Scheduler, SchedulerConfig
 from legato.core.stopping import FinishReason
@@ -43,6 +45,13 @@ class FakeClock:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+
+
+class NoForesight(ReplyLengths):
+    """Expects every reply to end with the next token but one, so that pools run out."""
+
+    def remaining(self, generated: int) -> float:  # noqa: ARG002
+        return 2.0
 
 
 class Watcher:
@@ -132,13 +141,21 @@ def make_world(
     block_size: int = 2,
     policy: PrefillPolicy | None = None,
     step_seconds: Callable[[StepPlan], float] = lambda _: 1.0,
+    prefix_cache: bool = False,
 ) -> World:
-    """Steps take one second, unless `step_seconds` says otherwise; powers of two keep sums exact."""
+    """First come, first served and without foresight, to be followed by hand.
+
+    Steps take one second, unless `step_seconds` says otherwise; powers of two keep sums exact.
+    """
     clock = FakeClock()
     watcher = Watcher()
     metrics = Metrics(model_name="fake", budget=budget, num_blocks=num_blocks, block_size=block_size)
     config = SchedulerConfig(
-        max_batch_tokens=budget, max_running=max_running, max_model_len=1000, vocab_size=100
+        max_batch_tokens=budget,
+        max_running=max_running,
+        max_model_len=1000,
+        vocab_size=100,
+        prefix_cache=prefix_cache,
     )
     runner = FakeRunner(
         num_blocks=num_blocks,
@@ -147,7 +164,8 @@ def make_world(
         step_seconds=step_seconds,
         sleep=clock.sleep,
     )
-    scheduler = Scheduler(config, BlockPool(num_blocks, block_size), prefill_policy=policy)
+    pool = BlockPool(num_blocks, block_size)
+    scheduler = Scheduler(config, pool, prefill_policy=policy, order=Fcfs(), replies=NoForesight())
     engine = Engine(scheduler, runner, clock=clock)
     engine.observe(watcher)
     engine.observe(metrics)

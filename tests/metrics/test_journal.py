@@ -22,7 +22,7 @@ def test_each_step_is_a_line_without_any_token(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [line["tokens"] for line in lines] == [8, 5, 1]
     assert lines[0]["chunks"] == [["A", 0, 8, False]]
-    assert lines[0]["left_out"] == {"B": "budget"}
+    assert (lines[0]["left_out"], lines[0]["queue"]) == ({"B": "budget"}, None)
     assert lines[1]["chunks"] == [["A", 8, 2, True], ["B", 0, 3, True]]
     assert lines[2]["decodes"] == ["A"]
     assert [line["sampled"] for line in lines] == [[], ["A", "B"], ["A"]]

@@ -119,7 +119,7 @@ def test_g_04_aborted_requests_are_counted_and_queued_ones_add_no_latency() -> N
     for name in [name for name in world.tokens if not name.startswith("normal")]:
         world.abort(name)
     world.run()
-    assert world.reasons() == {"stop": 0, "length": 10, "abort": 8, "error": 0}
+    assert world.reasons() == {"stop": 0, "length": 10, "abort": 8, "timeout": 0, "error": 0}
     assert world.sample(f"{TTFT}_count") == world.sample(f"{QUEUE}_count") == 15
     assert world.sample(f"{E2E}_count") == 10
     assert world.sample("vllm:generation_tokens_total") == 10 * 5 + 5 * 3
@@ -128,26 +128,26 @@ def test_g_04_aborted_requests_are_counted_and_queued_ones_add_no_latency() -> N
 
 
 @pytest.mark.parametrize(
-    ("make", "prompt_b", "tokens_b", "times_b"),
+    ("make", "a", "b", "times_b"),
     [
-        (lambda: make_world(budget=4, num_blocks=9, policy=Chunked(2)), 12, 2, [12.0, 13.0]),
-        (lambda: make_world(budget=8, num_blocks=6), 4, 5, [1.0, 2.0, 3.0, 6.0, 7.0]),
+        (lambda: make_world(budget=4, num_blocks=9, policy=Chunked(2)), (2, 7), (12, 2), [8.0, 9.0]),
+        (lambda: make_world(budget=8, num_blocks=6), (4, 5), (4, 5), [1.0, 2.0, 3.0, 6.0, 7.0]),
     ],
     ids=["before its first token", "after three tokens"],
 )
 def test_g_05_a_preempted_request_has_one_ttft_and_one_long_gap(
-    make: Callable[[], World], prompt_b: int, tokens_b: int, times_b: list[float]
+    make: Callable[[], World], a: tuple[int, int], b: tuple[int, int], times_b: list[float]
 ) -> None:
     """G-05: the numbers are those of the tokens that the client saw; `a` runs alone meanwhile."""
     world = make()
-    world.submit("a", num_prompt=4, max_tokens=5)
-    world.submit("b", num_prompt=prompt_b, max_tokens=tokens_b)
+    world.submit("a", *a)
+    world.submit("b", *b)
     world.run()
     assert world.tokens["b"] == times_b
     assert world.sample("vllm:num_preemptions_total") == 1
     assert world.sample(f"{TTFT}_count") == 2
-    assert world.sample(f"{ITL}_count") == 4 + tokens_b - 1
-    assert world.sample("vllm:prompt_tokens_total") == 4 + prompt_b
+    assert world.sample(f"{ITL}_count") == a[1] - 1 + b[1] - 1
+    assert world.sample("vllm:prompt_tokens_total") == a[0] + b[0]
     assert_agrees_with_the_client(world)
 
 

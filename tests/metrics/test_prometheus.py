@@ -33,7 +33,7 @@ from legato.metrics.prometheus import Metrics
 def test_one_preempted_history_gives_the_numbers_worked_out_by_hand() -> None:
     """The history of `test_preemption_after_three_tokens_keeps_every_stamp`.
 
-    Steps: 8 prompt tokens; 2, 2, 1, 1 decodes; 7 tokens of `b` again; 1 decode.
+    Steps: 8 prompt tokens; 2, 2, 1, 1 decodes; 3 tokens of `b`, two of them again; 1 decode.
     """
     world = make_world(budget=8, num_blocks=6)
     world.submit("a", num_prompt=4, max_tokens=5)
@@ -43,10 +43,10 @@ def test_one_preempted_history_gives_the_numbers_worked_out_by_hand() -> None:
     assert sample("vllm:num_preemptions_total") == 1
     assert sample("vllm:prompt_tokens_total") == 8
     assert sample("vllm:generation_tokens_total") == 10
-    assert sample("legato:recomputed_tokens_total") == 6
-    assert sample("legato:step_tokens_total", kind="prefill") == 15
+    assert sample("legato:recomputed_tokens_total") == 2
+    assert sample("legato:step_tokens_total", kind="prefill") == 11
     assert sample("legato:step_tokens_total", kind="decode") == 7
-    assert count_and_sum(world, "vllm:iteration_tokens_total") == (7, 22)
+    assert count_and_sum(world, "vllm:iteration_tokens_total") == (7, 18)
     assert count_and_sum(world, "legato:step_duration_seconds", kind="prefill") == (2, 2)
     assert count_and_sum(world, "legato:step_duration_seconds", kind="decode") == (5, 5)
     assert count_and_sum(world, "legato:step_duration_seconds", kind="mixed") == (0, 0)
@@ -107,7 +107,7 @@ def test_a_failed_step_counts_as_failed_and_its_requests_as_errors() -> None:
     world.submit("next", num_prompt=2, max_tokens=1)
     world.run()
     assert world.sample("legato:steps_failed_total") == 1
-    assert world.reasons() == {"stop": 0, "length": 1, "abort": 0, "error": 1}
+    assert world.reasons() == {"stop": 0, "length": 1, "abort": 0, "timeout": 0, "error": 1}
     assert world.sample("legato:step_tokens_total", kind="prefill") == 4 + 2
     assert world.sample("vllm:prompt_tokens_total") == 2
     assert world.sample("vllm:iteration_tokens_total_count") == 2
@@ -120,7 +120,7 @@ def test_a_stop_token_and_a_stop_string_are_both_stops() -> None:
     world.submit("string", num_prompt=2, max_tokens=9)
     world.step()
     world.abort("string", FinishReason.STOP)
-    assert world.reasons() == {"stop": 2, "length": 0, "abort": 0, "error": 0}
+    assert world.reasons() == {"stop": 2, "length": 0, "abort": 0, "timeout": 0, "error": 0}
     assert world.sample(f"{TPOT}_count") == 0
     assert_agrees_with_the_client(world)
 
@@ -231,3 +231,27 @@ def test_buckets_hold_every_bound_of_vllm_and_latencies_start_at_a_millisecond(n
 
 def test_the_content_type_is_that_of_the_text_format() -> None:
     assert prometheus.CONTENT_TYPE.startswith("text/plain; version=0.0.4")
+
+
+def test_cache_hits_count_once_a_request_and_the_pool_tells_what_it_keeps() -> None:
+    """Prompts of 5 tokens in blocks of 2, both 1 .. 5: the second finds the 4 tokens of 2 blocks."""
+    world = make_world(prefix_cache=True)
+    for name in ("first", "second"):
+        world.submit(name, num_prompt=5, max_tokens=1)
+        world.run()
+    assert world.sample("vllm:prefix_cache_queries_total") == 10
+    assert world.sample("vllm:prefix_cache_hits_total") == 4
+    assert world.sample("vllm:prompt_tokens_total") == 10
+    assert world.sample("legato:step_tokens_total", kind="prefill") == 5 + 1
+    assert world.sample("legato:blocks_cached") == 2
+
+
+def test_everyone_left_out_of_the_newest_step_is_counted_by_reason() -> None:
+    world = make_world(max_running=1)
+    for i in range(100):
+        world.submit(f"r{i}", num_prompt=2, max_tokens=3)
+    world.step()
+    assert world.sample("legato:requests_left_out", reason="max_running") == 99
+    world.step()
+    assert world.sample("legato:requests_left_out", reason="max_running") == 99
+    assert world.sample("legato:requests_left_out", reason="blocks") == 0

@@ -65,8 +65,8 @@ def test_a_prompt_token_left_over_counts_as_a_step_on_the_prompt() -> None:
 def test_preemption_after_three_tokens_keeps_every_stamp() -> None:
     """6 blocks of 2 tokens; both prompts take 2 blocks, then 3, and the fourth of `a` is taken from `b`.
 
-    a: tokens at 1 2 3 4 5. b: tokens at 1 2 3, out of the cache while a ends, all 7 known tokens again in the
-    step from 5 to 6. 6 of them had been computed before.
+    a: tokens at 1 2 3 4 5. b: tokens at 1 2 3, waiting while a ends. Of its 6 computed tokens `a` took
+    only the last block, so the step from 5 to 6 computes 3 of the 7 known ones, and 2 of these again.
     """
     world = make_world(budget=8, num_blocks=6)
     world.submit("a", num_prompt=4, max_tokens=5)
@@ -78,25 +78,25 @@ def test_preemption_after_three_tokens_keeps_every_stamp() -> None:
     assert (a.num_preemptions, b.num_preemptions) == (0, 1)
     assert (b.admitted, b.ttft, b.itl, b.tpot, b.e2e) == (0.0, 1.0, (1.0, 1.0, 3.0, 1.0), 1.5, 7.0)
     assert b.num_chunks == 1
-    assert sum(changes.recomputed for changes in world.watcher.changes) == 6
+    assert sum(changes.recomputed for changes in world.watcher.changes) == 2
     assert_nothing_left(world)
 
 
 def test_preemption_before_the_first_token_leaves_queue_time_and_makes_ttft_longer() -> None:
-    """Chunks of 2. `a` needs its fourth block in step 4, when `b` has computed 8 of its 12 prompt tokens.
+    """Chunks of 2. `a` needs its fourth block in step 6, when `b` has computed 10 of its 12 prompt tokens.
 
-    `b` comes back in step 6 and needs 6 chunks again: its first token is there at 12.
+    `b` comes back in step 8 and finds them computed still: its first token is there at 8.
     """
     world = make_world(budget=4, num_blocks=9, policy=Chunked(2))
-    world.submit("a", num_prompt=4, max_tokens=5)
+    world.submit("a", num_prompt=2, max_tokens=7)
     world.submit("b", num_prompt=12, max_tokens=2)
     world.run()
     b = world.watcher.finished["b"]
-    assert world.watcher.finished["a"].finished == 6.0
-    assert b.token_times == world.tokens["b"] == [12.0, 13.0]
-    assert (b.queue_time, b.prefill_time, b.ttft, b.e2e) == (0.0, 12.0, 12.0, 13.0)
-    assert (b.num_preemptions, b.num_chunks) == (1, 10)
-    assert sum(changes.recomputed for changes in world.watcher.changes) == 8
+    assert world.watcher.finished["a"].finished == 7.0
+    assert b.token_times == world.tokens["b"] == [8.0, 9.0]
+    assert (b.queue_time, b.prefill_time, b.ttft, b.e2e) == (0.0, 8.0, 8.0, 9.0)
+    assert (b.num_preemptions, b.num_chunks) == (1, 6)
+    assert sum(changes.recomputed for changes in world.watcher.changes) == 0
     assert sum(timeline is b for changes in world.watcher.changes for timeline in changes.admitted) == 1
 
 
@@ -107,12 +107,12 @@ def test_preemption_before_the_first_token_leaves_queue_time_and_makes_ttft_long
 def test_an_abort_in_every_state_ends_the_timeline_and_leaves_nothing(
     steps: int, state: str, num_generated: int
 ) -> None:
-    """8 blocks of 2, chunks of 2. `a` holds 2 blocks, takes one more in step 2 and the last in step 4.
+    """7 blocks of 2, chunks of 2. `a` holds one block at first, and one more from step 2 and from step 4 on.
 
-    `b` holds 4 for its prompt, has its first token at the end of step 3, and finds no fifth block in step 4.
+    `b` holds 4 for its prompt, has its first token at the end of step 4, and finds no fifth block in step 5.
     """
-    world = make_world(budget=4, num_blocks=8, policy=Chunked(2))
-    world.submit("a", num_prompt=4, max_tokens=8)
+    world = make_world(budget=4, num_blocks=7, policy=Chunked(2))
+    world.submit("a", num_prompt=2, max_tokens=8)
     world.submit("b", num_prompt=8, max_tokens=3)
     world.step(steps)
     scheduler = world.engine.scheduler

@@ -34,6 +34,17 @@ TEMPLATE = (
 )
 NUM_BLOCKS, BLOCK_SIZE, BUDGET, MAX_RUNNING, MAX_LEN = 64, 16, 64, 4, 512
 
+
+def usage_of(num_prompt: int, num_completion: int, num_cached: int = 0) -> dict[str, object]:
+    """The `usage` of an answer."""
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_completion,
+        "total_tokens": num_prompt + num_completion,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+    }
+
+
 Script = Callable[[SampleRow], int]
 """The next token of a row; `row.num_generated` counts those before it."""
 

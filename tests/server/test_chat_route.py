@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from server_rig import BOS, MAX_LEN, ScriptedRunner, ask, build_service, events_of, letters, spelled
+from server_rig import BOS, MAX_LEN, ScriptedRunner, ask, build_service, events_of, letters, spelled, usage_of
 
 from legato.text.chat import ChatTemplate
 from legato.text.fake import FakeTokenizer
@@ -35,7 +35,7 @@ def test_a_whole_answer_has_the_shape_of_openai() -> None:
         "object": "chat.completion",
         "model": "fake/model",
         "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}],
-        "usage": {"prompt_tokens": len(PROMPT), "completion_tokens": 3, "total_tokens": len(PROMPT) + 3},
+        "usage": usage_of(len(PROMPT), 3),
     }
 
 

@@ -15,6 +15,7 @@ from server_rig import (
     plain_runner,
     predicted,
     spelled,
+    usage_of,
 )
 
 from legato.core.plan import SampleRow
@@ -60,7 +61,7 @@ def test_a_whole_answer_has_the_shape_of_openai() -> None:
         "object": "text_completion",
         "model": "fake/model",
         "choices": [{"index": 0, "text": "abcde", "logprobs": None, "finish_reason": "length"}],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8},
+        "usage": usage_of(3, 5),
     }
 
 
@@ -74,7 +75,7 @@ def test_every_form_of_a_prompt_gives_the_same_reply(prompt: object) -> None:
 
 @pytest.mark.parametrize("num", [1, 5, 20])
 def test_a_19_a_reply_cut_by_its_length_counts_every_token(num: int) -> None:
-    usage = {"prompt_tokens": 3, "completion_tokens": num, "total_tokens": 3 + num}
+    usage = usage_of(3, num)
     answer = complete(max_tokens=num)
     assert (answer["usage"], answer["choices"][0]["finish_reason"]) == (usage, "length")
     assert stream(max_tokens=num)[-1]["usage"] == usage
@@ -94,7 +95,7 @@ def test_a_22_a_reply_that_ends_at_once_is_empty() -> None:
     assert answer["choices"][0]["text"] == ""
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["choices"][0]["logprobs"]["tokens"] == ["<eos>"]
-    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+    assert answer["usage"] == usage_of(3, 1)
     assert joined(stream(ScriptedRunner(spelled("")), logprobs=1)) == answer["choices"][0]
 
 
@@ -106,7 +107,7 @@ def test_b_25_choices_of_several_prompts_are_numbered_by_prompt_then_sample(form
     answer = complete(**body)
     expected = ["example 1ab", "example 1ab", "example 2!ab", "example 2!ab"]
     assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == list(enumerate(expected))
-    assert answer["usage"] == {"prompt_tokens": 10 + 11, "completion_tokens": 8, "total_tokens": 29}
+    assert answer["usage"] == usage_of(10 + 11, 8)
     events = stream(**body)
     assert [joined(events, index)["text"] for index in range(4)] == expected
     assert events[-1]["usage"] == answer["usage"]

@@ -59,7 +59,10 @@ def test_chat_whole_and_streamed_give_the_same_message_and_usage(
     assert "".join(chunk.choices[0].delta.content or "" for chunk in tokens) == "Grüße\u2028an 🦊!"
     assert tokens[0].choices[0].delta.role == "assistant"
     assert tokens[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "stop"
-    assert last.usage == whole.usage
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (
+        whole.usage.prompt_tokens,
+        whole.usage.completion_tokens,
+    )
 
 
 def test_completions_whole_and_streamed_with_logprobs_agree(

@@ -1,0 +1,123 @@
+"""What the scheduler itself costs: microseconds a step, bytes a waiting request. No model, no threads.
+
+    python -m benchmarks.scheduler --json
+
+A step is schedule + commit + plan + complete; each running sequence makes one token in it. The waiting ones
+cannot start: places means that as many run as may, blocks that places are free and the step looks for someone
+who fits into the blocks that are left. Times are medians. Bytes are what one waiting request of 1,000 tokens
+adds to the process, its prompt included (printed without --json).
+"""
+
+import argparse
+import gc
+import json
+import math
+import statistics
+import time
+import tracemalloc
+from dataclasses import dataclass
+
+from legato.core.admission import WATERMARK
+from legato.core.block_pool import BlockPool
+from legato.core.plan import Sampled, StepResult, plan
+from legato.core.replies import ReplyLengths
+from legato.core.request import Request, RequestId, SamplingParams
+from legato.core.scheduler import Scheduler, SchedulerConfig
+
+BLOCK = 32
+PROMPT = 1200
+STEPS = 300
+WAITING_PROMPT = 1000
+TOKEN = Sampled(7)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    running: int
+    waiting: int
+    held_by: str
+    us_per_step: float
+    us_schedule: float
+
+
+def request(number: int, num_prompt: int, max_tokens: int) -> Request:
+    """Its prompt shares nothing with those of other numbers."""
+    prompt = (number, *range(1000, 999 + num_prompt))
+    params = SamplingParams(max_tokens=max_tokens, seed=0)
+    return Request(id=RequestId(str(number)), prompt=prompt, params=params, arrival=0.0)
+
+
+def filled(running: int, waiting: int, held_by: str) -> Scheduler:
+    """A scheduler in which `running` sequences decode and `waiting` ones cannot start."""
+    num_tokens = PROMPT + 2 * STEPS
+    need = running * -(-num_tokens // BLOCK)
+    places = running if held_by == "places" else running + 8
+    config = SchedulerConfig(
+        max_batch_tokens=max(8192, 2 * running), max_running=places, max_model_len=4096, vocab_size=1 << 20
+    )
+    foreseen = ReplyLengths(guess=num_tokens - PROMPT, weight=1e9)
+    pool = BlockPool(math.ceil((need + 8) / (1 - WATERMARK)), BLOCK)
+    scheduler = Scheduler(config, pool, replies=foreseen)
+    for i in range(running):
+        scheduler.add(request(i, PROMPT, num_tokens - PROMPT))
+    while sum(s.remaining == 1 for s in scheduler.running.values()) < running:
+        step(scheduler)
+    for i in range(waiting):
+        scheduler.add(request(running + i, WAITING_PROMPT, 100))
+    assert len(scheduler.running) == running
+    return scheduler
+
+
+def step(scheduler: Scheduler) -> tuple[float, float]:
+    """Seconds of a whole step, and of its decision alone."""
+    began = time.perf_counter()
+    schedule = scheduler.schedule(0.0)
+    decided = time.perf_counter()
+    scheduler.commit(schedule)
+    made = plan(scheduler, schedule)
+    paused = time.perf_counter()
+    result = StepResult((TOKEN,) * len(made.sample), 0.0)
+    resumed = time.perf_counter()
+    scheduler.complete(result)
+    return time.perf_counter() - resumed + paused - began, decided - began
+
+
+def measure(running: int, waiting: int, held_by: str) -> Row:
+    scheduler = filled(running, waiting, held_by)
+    times = [step(scheduler) for _ in range(STEPS)]
+    assert len(scheduler.running) == running, "someone came in"
+    whole, deciding = (1e6 * statistics.median(column) for column in zip(*times, strict=True))
+    return Row(running, waiting, held_by, round(whole, 1), round(deciding, 1))
+
+
+def bytes_per_waiting(num: int = 2000) -> int:
+    scheduler = filled(1, 0, "places")
+    gc.collect()
+    tracemalloc.start()
+    for i in range(num):
+        scheduler.add(request(1 + i, WAITING_PROMPT, 100))
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return used // num
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="a JSON list of rows, and nothing else")
+    as_json = parser.parse_args().json
+    rows = [
+        measure(running, waiting, held_by)
+        for running in (1, 64, 1000)
+        for waiting, held_by in ((0, "places"), (10_000, "places"), (10_000, "blocks"))
+    ]
+    if as_json:
+        names = Row.__dataclass_fields__
+        print(json.dumps([{name: getattr(row, name) for name in names} for row in rows], indent=1))
+        return
+    for row in rows:
+        print(row)
+    print(f"{bytes_per_waiting()} bytes for each waiting request of {WAITING_PROMPT} tokens")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""What a request may ask for beside its reply: priority, salt, timeout; the cache in usage; a full queue."""
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from server_rig import (
+    BLOCK_SIZE,
+    MAX_RUNNING,
+    ScriptedRunner,
+    ask,
+    build_service,
+    events_of,
+    in_process,
+    slow,
+)
+
+from legato.core.order import Priority
+from legato.engine.async_engine import AsyncEngine
+from legato.server.service import Service
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+PROMPT = [1] * (2 * BLOCK_SIZE + 3)
+
+
+def limited(max_waiting: int, *, step_seconds: float = 0.02) -> Service:
+    service = build_service(ScriptedRunner(before=slow(step_seconds)))
+    engine = AsyncEngine(service.engine.engine, service.tokenizer, max_waiting=max_waiting)
+    return replace(service, engine=engine)
+
+
+async def several(service: Service, bodies: list[dict[str, Any]]) -> list[httpx.Response]:
+    """The answers to requests that come one after another, each while the ones before it are computed."""
+    async with in_process(service) as client:
+        tasks = []
+        for body in bodies:
+            tasks.append(asyncio.create_task(client.post(COMPLETIONS, json=body)))
+            await asyncio.sleep(0.03)
+        return await asyncio.gather(*tasks)
+
+
+# -- cached tokens ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_tells_how_much_of_the_prompt_was_cached(stream: bool) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 2}
+    if stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+
+    async def twice() -> list[Any]:
+        async with in_process(build_service()) as client:
+            answers = [await client.post(COMPLETIONS, json=body) for _ in range(2)]
+            return [events_of(a.text)[-1] if stream else a.json() for a in answers]
+
+    details = [answer["usage"]["prompt_tokens_details"] for answer in asyncio.run(twice())]
+    assert details == [{"cached_tokens": 0}, {"cached_tokens": 2 * BLOCK_SIZE}]
+
+
+def test_a_prompt_counts_once_in_cached_tokens_whatever_n() -> None:
+    answer = ask(COMPLETIONS, {"prompt": [PROMPT, PROMPT[:5]], "n": 3, "max_tokens": 2}).json()
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert answer["usage"]["prompt_tokens"] == len(PROMPT) + 5
+
+
+def test_other_salts_share_nothing() -> None:
+    bodies = [{"prompt": PROMPT, "max_tokens": 1, "cache_salt": salt} for salt in ("a", "b", "a")]
+
+    async def one_by_one() -> list[int]:
+        async with in_process(build_service()) as client:
+            answers = [(await client.post(COMPLETIONS, json=body)).json() for body in bodies]
+            return [a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in answers]
+
+    assert asyncio.run(one_by_one()) == [0, 0, 2 * BLOCK_SIZE]
+
+
+# -- a full queue -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_queue_answers_429_with_a_time_to_come_back(stream: bool) -> None:
+    """Before any SSE byte, too; who was accepted is served."""
+    body = {"prompt": [1, 2, 3], "max_tokens": 20, "stream": stream}
+    answers = asyncio.run(several(limited(2), [body] * (MAX_RUNNING + 4)))
+    statuses = [answer.status_code for answer in answers]
+    assert statuses == [200] * (MAX_RUNNING + 2) + [429] * 2
+    refused = answers[-1]
+    error = refused.json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+    assert "2 requests wait, at most 2 may" in error["message"]
+    assert int(refused.headers["retry-after"]) >= 1
+
+
+def test_the_time_to_come_back_is_that_which_the_queue_takes() -> None:
+    """One request ends every 2 s; ten wait."""
+    service = limited(10)
+    engine, now = service.engine, time.monotonic()
+    engine._departures.extend(now - 2 * i for i in range(10, 0, -1))
+    assert engine._seconds_to_drain(10) == pytest.approx(20, abs=1)
+    engine._departures.clear()
+    assert engine._seconds_to_drain(10) == 1, "nothing is known yet"
+
+
+# -- timeouts ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_running", [0, MAX_RUNNING])
+def test_a_request_past_its_timeout_ends_with_an_error_wherever_it_is(num_running: int) -> None:
+    """Running, or waiting behind others: no reply that looks complete, no prefill for nobody."""
+    runner = ScriptedRunner(before=slow(0.02))
+    others = [{"prompt": [1, 2], "max_tokens": 40, "ignore_eos": True}] * num_running
+    late = {"prompt": [7, 7, 7], "max_tokens": 500, "timeout": 0.2}
+    *served, answer = asyncio.run(several(build_service(runner), [*others, late]))
+    assert all(other.status_code == 200 for other in served)
+    assert answer.status_code == 504
+    assert answer.json()["error"]["code"] == "deadline_exceeded"
+    assert answer.headers["x-should-retry"] == "false"
+    if num_running:
+        assert not any(7 in seq.tokens for plan in runner.plans for seq in plan.batch.seqs)
+
+
+def test_a_stream_past_its_timeout_says_so_and_ends() -> None:
+    service = build_service(ScriptedRunner(before=slow(0.02)))
+    body = {"prompt": [1], "max_tokens": 500, "timeout": 0.2, "stream": True}
+    response = ask(COMPLETIONS, body, service=service)
+    *tokens, last = events_of(response.text + "data: [DONE]\n\n")
+    assert tokens
+    assert last["error"]["code"] == "deadline_exceeded"
+    assert "[DONE]" not in response.text
+
+
+# -- priority ---------------------------------------------------------------------------------------------
+
+
+def test_priority_is_obeyed_where_the_policy_is_and_refused_elsewhere() -> None:
+    refused = ask(COMPLETIONS, {"prompt": "hi", "priority": 1})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "priority"
+    assert "--policy priority" in refused.json()["error"]["message"]
+    assert ask(COMPLETIONS, {"prompt": "hi", "priority": 0, "max_tokens": 1}).status_code == 200
+
+    service = build_service(ScriptedRunner(before=slow(0.02)), takes_priority=True)
+    scheduler = service.engine.engine.scheduler
+    scheduler.order = Priority()
+    scheduler.waiting._order = scheduler.order
+    body = {"prompt": [1, 2], "max_tokens": 30}
+    later = [{**body, "priority": 5, "max_tokens": 1}, {**body, "priority": -5, "max_tokens": 1}]
+    ends: list[int] = []
+
+    async def run() -> None:
+        async with in_process(service) as client:
+
+            async def one(index: int, sent: dict[str, Any]) -> None:
+                assert (await client.post(COMPLETIONS, json=sent)).status_code == 200
+                ends.append(index)
+
+            tasks = []
+            for index, sent in enumerate([body] * MAX_RUNNING + later):
+                tasks.append(asyncio.create_task(one(index, sent)))
+                await asyncio.sleep(0.03)
+            await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+    assert ends.index(MAX_RUNNING + 1) < ends.index(MAX_RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("timeout", 0),
+        ("timeout", -1),
+        ("timeout", 1e9),
+        ("timeout", "5"),
+        ("cache_salt", ""),
+        ("cache_salt", "x" * 257),
+        ("cache_salt", 7),
+        ("priority", 1.5),
+        ("priority", 2**40),
+    ],
+)
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_values_out_of_range_are_refused_by_name(path: str, field: str, value: object) -> None:
+    prompt = {"prompt": "hi"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "hi"}]}
+    response = ask(path, {**prompt, field: value})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith(field)
+
+
+def test_prompt_logprobs_are_refused_so_no_cache_can_make_them_wrong() -> None:
+    """E-03: by name, cold and warm alike."""
+    for body in ({"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}):
+        response = ask(COMPLETIONS, {"prompt": PROMPT, "max_tokens": 1, **body})
+        assert response.status_code == 400
+
+
+def test_the_clients_of_openai_do_not_try_again_after_a_timeout() -> None:
+    """Their rule: a header says whether a failed request is worth another try."""
+    request = httpx.Request("POST", "http://legato")
+    response = httpx.Response(504, headers={"x-should-retry": "false"}, request=request)
+    assert not openai.OpenAI(api_key="none")._should_retry(response)

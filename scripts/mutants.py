@@ -173,8 +173,8 @@ MUTANTS = (
     Mutant(
         "no-prefix-cache shares all the same",
         "legato/core/scheduler.py",
-        "if self.config.prefix_cache else private_root(request.id)",
-        "if request.id else private_root(request.id)",
+        "if self.config.prefix_cache else private_root(self._num_added)",
+        "if request.id else private_root(self._num_added)",
         SHARING + "without_prefix_cache_nobody_shares_and_nothing_changes",
     ),
     Mutant(

@@ -23,7 +23,7 @@ MAX_LOOKED_AT, MAX_REFUSED = 64, 8
 """How many waiting sequences a step looks at, and after how many that cannot start it gives up: what is
 further back waits for its turn."""
 MAX_OVERTAKEN = 32
-"""Times that the first of the queue is overtaken while it finds no blocks or no place."""
+"""Times that the first of the queue is overtaken while it finds no blocks, no place or no step for itself."""
 OVERDUE_STEPS = 16
 """A started prompt that got nothing for so many steps goes first, whatever the order says."""
 PARTIAL_SHARE = 0.5
@@ -78,6 +78,7 @@ class Draft:
         self._partial_blocks = sum(len(s.blocks) for s in self._started)
         prompts = self._in_order(self._candidates())
         kept = int(self._budget * self._scheduler.order.ending_share)
+        kept = min(kept, self._budget - self._scheduler.config.min_chunk)  # the first in the order gets on
         settled: set[RequestId] = set()
         for prompt in prompts if kept > 0 else ():
             if not self._is_barred(prompt) and self._ends_within(prompt, kept):
@@ -157,7 +158,7 @@ class Draft:
         reason = self._try_place(prompt)
         if reason is not None:
             self._left_out[prompt.id] = reason
-            self._num_refused += waits
+            self._num_refused += waits and reason is not Reason.PREFIX  # followers hold nobody up
         return reason is None
 
     def _try_place(self, prompt: Sequence) -> Reason | None:

@@ -19,9 +19,9 @@ def shared_root(salt: str) -> Digest:
     return hashlib.sha256(b"salt " + salt.encode(errors="surrogatepass")).digest()
 
 
-def private_root(request_id: str) -> Digest:
-    """The root of one request alone."""
-    return hashlib.sha256(b"request " + request_id.encode(errors="surrogatepass")).digest()
+def private_root(number: int) -> Digest:
+    """The root of one request alone, the `number`-th: an id may be used again."""
+    return hashlib.sha256(b"request %d" % number).digest()
 
 
 def extend(chain: list[Digest], tokens: Sequence[int], block_size: int) -> None:

@@ -20,7 +20,7 @@ class Reason(Enum):
     MIN_CHUNK = "min_chunk"
     """What is left of the step is too little for a chunk that does not end its prompt."""
     BLOCKS = "blocks"
-    """Too few blocks are free for its expected need, or for that of one that may not be overtaken."""
+    """Too few blocks are free for its expected need, or it is behind one that may not be overtaken."""
     PARTIAL = "partial"
     """Prompts that are computed in part hold as many blocks as such prompts may."""
     PREFIX = "prefix"

@@ -40,6 +40,8 @@ AGEING = 1 / 64
 """Share of the budget by which virtual time advances in every step, at least."""
 CALM = 0.97
 """What is left of the caution after a preemption, step by step: half of it after 23 steps."""
+ITS_TURN = (Reason.BLOCKS, Reason.MAX_RUNNING, Reason.PARTIAL, Reason.POLICY)
+"""Reasons that others take away from whom they overtake: without a bound it might wait for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,7 @@ class Scheduler:
         """0: admit by expected need. 1: by full need, as right after a preemption."""
         self._num_added = 0
         self._deadlines: list[tuple[float, int, RequestId]] = []
-        """A heap; requests that ended leave it when their time comes."""
+        """A heap; requests that ended leave it when their time comes, or when they are too many."""
         self._in_flight: Schedule | None = None
         self._held: list[list[int]] = []
 
@@ -183,7 +185,7 @@ class Scheduler:
         self.validate(request)
         if request.id in self.running or request.id in self.waiting:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id")
-        root = shared_root(request.cache_salt) if self.config.prefix_cache else private_root(request.id)
+        root = shared_root(request.cache_salt) if self.config.prefix_cache else private_root(self._num_added)
         sequence = Sequence(
             request,
             number=self._num_added,
@@ -198,6 +200,7 @@ class Scheduler:
         self._num_added += 1
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, sequence.number, request.id))
+            self._forget_deadlines()
 
     def abort(self, request_id: RequestId, reason: FinishReason = FinishReason.ABORT) -> tuple[Event, ...]:
         """End a request from outside, in whatever state it is. An unknown id is no error: it just ended."""
@@ -308,6 +311,17 @@ class Scheduler:
         self._held = []
         return schedule
 
+    def _forget_deadlines(self) -> None:
+        """Those of requests that ended, when they are more than the others."""
+        if len(self._deadlines) > 2 * (len(self.running) + len(self.waiting)) + 64:
+            self._deadlines = [
+                entry
+                for entry in self._deadlines
+                if (sequence := self.running.get(entry[2]) or self.waiting.get(entry[2])) is not None
+                and sequence.number == entry[1]
+            ]
+            heapq.heapify(self._deadlines)
+
     def _admit(self, request_id: RequestId, start: int) -> None:
         """Out of the queue, with the blocks of its first `start` tokens, which are computed already."""
         sequence = self.waiting.leave(request_id)
@@ -328,11 +342,11 @@ class Scheduler:
         self.virtual_time += max(share, AGEING * self.config.max_batch_tokens)
 
     def _note_overtaken(self, schedule: Schedule) -> None:
-        """Count how often the first of the queue is overtaken for want of blocks or of a place."""
+        """Count how often the first of the queue is overtaken though its turn has come."""
         if schedule.admitted:
             [(_, first)] = self.waiting.head(1)
             reason = schedule.reasons.get(first.id, schedule.queue)
-            if first.id not in schedule.admitted and reason in (Reason.BLOCKS, Reason.MAX_RUNNING):
+            if first.id not in schedule.admitted and reason in ITS_TURN:
                 first.num_overtaken += len(schedule.admitted)
 
     def _publish(self, sequence: Sequence, start: int) -> None:

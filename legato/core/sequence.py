@@ -43,7 +43,7 @@ class Sequence:
     status: Status = Status.WAITING
     num_preemptions: int = 0
     num_overtaken: int = 0
-    """Later ones that were admitted while it was the first of the queue and found no blocks or no place."""
+    """Later ones that were admitted while it was the first of the queue and found no room to start."""
     num_cached: int = 0
     """Prompt tokens that were found computed when it was first admitted."""
     last_step: int = 0

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.01
 PACE_OVER = 64
-"""Requests that ended last: how fast the queue moves is measured over these."""
+"""Requests that ended last, and not by an abort: how fast the queue moves is measured over these."""
 MAX_RETRY_S = 600
 
 
@@ -151,6 +151,8 @@ class AsyncEngine:
     def _check_queue(self) -> None:
         """The queue is who has a stream and does not run."""
         num_waiting = len(self._streams) - len(self.engine.scheduler.running)
+        if num_waiting <= 0:  # who ended while nobody waited does not tell how fast a queue moves
+            self._departures.clear()
         if self._max_waiting is not None and num_waiting >= self._max_waiting:
             raise QueueFullError(
                 f"{num_waiting} requests wait, at most {self._max_waiting} may",
@@ -166,7 +168,6 @@ class AsyncEngine:
 
     def _forget(self, request_id: RequestId) -> None:
         del self._streams[request_id]
-        self._departures.append(self.engine.clock())
         if not self._streams:
             self._idle.set()
 
@@ -195,4 +196,5 @@ class AsyncEngine:
         if stream.reply.must_abort:
             self._loop.abort(request_id, FinishReason.STOP)
         if stream.reply.finished:
+            self._departures.append(self.engine.clock())
             self._forget(request_id)

@@ -366,6 +366,16 @@ def test_a_deadline_of_an_ended_request_does_not_end_another_with_its_id() -> No
     assert sum(isinstance(event, TokenEvent) for event in rig.events) == 3
 
 
+def test_deadlines_of_ended_requests_are_not_kept_until_they_pass() -> None:
+    rig = build_rig(num_blocks=200)
+    rig.add("lives", 3, max_tokens=700, deadline=10.0)
+    for i in range(500):
+        rig.add(f"short{i}", 3, max_tokens=1, deadline=1e6)
+        rig.step()
+    assert len(rig.scheduler._deadlines) < 200
+    assert [event.request_id for event in rig.scheduler.expire(11.0)] == ["lives"]
+
+
 def test_an_expired_request_is_not_the_most_urgent() -> None:
     """Nothing of the order depends on deadlines."""
     rig = build_rig(budget=4, max_running=1)

@@ -9,7 +9,7 @@ from rig import Rig, build_rig, expected_reply
 
 from legato.core.draft import MAX_OVERTAKEN, OVERDUE_STEPS
 from legato.core.order import ORDERS, Fair, Fcfs, Order, Priority, Shortest
-from legato.core.prefill import Chunked, FillBudget
+from legato.core.prefill import Chunked, FillBudget, PrefillPolicy, WholePrompt
 from legato.core.queue import Queue
 from legato.core.request import Request, RequestId, SamplingParams
 from legato.core.schedule import Reason
@@ -250,6 +250,43 @@ def test_a_heavy_prompt_starts_though_light_ones_take_every_block_that_is_freed(
         if rig.tokens("heavy"):
             return
     raise AssertionError("the heavy one starves")
+
+
+@ALL
+@pytest.mark.parametrize(
+    ("policy", "num_prompt", "num_light"),
+    [(WholePrompt(), 40, 4), (Chunked(4), 130, 28)],
+    ids=["whole", "partial"],
+)
+def test_a_prompt_starts_that_others_never_leave_room_for(
+    order: Order, policy: PrefillPolicy, num_prompt: int, num_light: int
+) -> None:
+    """One is longer than a step may be beside others, one takes over half of the pool; light ones run in
+    every step."""
+    limits = {"budget": 16, "num_blocks": 60, "max_running": 8, "prefix_cache": False}
+    rig = build_rig(**limits, order=order, policy=policy)
+    rig.add("light", distinct(0, num_light), max_tokens=5)
+    rig.step()
+    rig.add("heavy", distinct(1, num_prompt), max_tokens=1)
+    for i in range(3 * (num_prompt + MAX_OVERTAKEN) + 60):
+        if i % 3 == 0:
+            rig.add(f"light{i}", distinct(i + 2, num_light), max_tokens=5)
+        rig.step()
+        if rig.tokens("heavy"):
+            return
+    raise AssertionError("the heavy one starves")
+
+
+def test_the_first_in_the_order_gets_on_though_short_prompts_leave_only_crumbs() -> None:
+    """Half of 40 tokens for a prompt of 10 leaves 30: too little for a chunk, in every step anew."""
+    rig = build_rig(budget=40, num_blocks=400, order=Fair(), min_chunk=32, prefix_cache=False)
+    rig.add("long", distinct(0, 300), max_tokens=1)
+    for i in range(200):
+        rig.add(f"short{i}", distinct(i + 1, 10), max_tokens=1)
+        rig.step()
+        if rig.tokens("long"):
+            return
+    raise AssertionError("the long one starves")
 
 
 def test_a_share_of_each_step_is_kept_for_prompts_that_end_in_it() -> None:

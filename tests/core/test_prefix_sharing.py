@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from rig import VOCAB, Rig, build_rig, expected_reply
 
 from legato.core.block_pool import BlockPool
+from legato.core.draft import MAX_REFUSED
 from legato.core.events import TokenEvent
 from legato.core.order import Fair
 from legato.core.prefill import Chunked
@@ -61,7 +62,7 @@ def test_a_chain_grows_to_the_same_digests_whatever_the_pieces() -> None:
 
 
 def test_roots_are_different_for_every_salt_and_request_and_kind() -> None:
-    roots = [shared_root(""), shared_root("a"), private_root(""), private_root("a"), shared_root("\ud800")]
+    roots = [shared_root(""), shared_root("a"), private_root(0), private_root(1), shared_root("\ud800")]
     assert len(set(roots)) == len(roots)
 
 
@@ -266,6 +267,24 @@ def test_without_prefix_cache_nobody_shares_and_nothing_changes() -> None:
         assert rig.tokens(name) == expected_reply(range(10), 4)
     assert cached(rig, "second") == 0
     assert rig.tokens("first") == rig.tokens("second")
+
+
+def test_without_prefix_cache_a_request_does_not_share_with_an_earlier_one_of_its_id() -> None:
+    rig = build_rig(budget=16, block_size=4, prefix_cache=False)
+    for _ in range(2):
+        rig.add("same", range(10), max_tokens=4)
+        rig.run()
+    assert cached(rig, "same") == 0
+
+
+def test_many_followers_do_not_keep_others_out_of_the_room_that_they_leave() -> None:
+    rig = build_rig(budget=16, max_running=16, block_size=4, policy=Chunked(4), num_blocks=200)
+    for i in range(MAX_REFUSED + 2):
+        rig.add(f"reply{i}", range(40), max_tokens=1)
+    rig.add("other", range(50, 90), max_tokens=1)
+    schedule = rig.step()
+    assert [run.request_id for run in schedule.runs] == ["reply0", "other"]
+    assert set(schedule.reasons.values()) == {Reason.PREFIX}
 
 
 # -- room -------------------------------------------------------------------------------------------------

@@ -105,6 +105,18 @@ def test_the_time_to_come_back_is_that_which_the_queue_takes() -> None:
     assert engine._seconds_to_drain(10) == 1, "nothing is known yet"
 
 
+def test_a_quiet_hour_and_refused_requests_do_not_tell_how_fast_the_queue_moves() -> None:
+    """Departures before the queue formed count for nothing, nor do a refused request's replies."""
+    service = limited(2, step_seconds=0.2)
+    engine = service.engine
+    engine._departures.extend([time.monotonic() - 3600] * 3)
+    body = {"prompt": [1, 2, 3], "max_tokens": 2, "n": MAX_RUNNING + 3}
+    [refused] = asyncio.run(several(service, [body]))
+    assert refused.status_code == 429
+    assert refused.headers["retry-after"] == "1"
+    assert not engine._departures
+
+
 # -- timeouts ---------------------------------------------------------------------------------------------
 
 

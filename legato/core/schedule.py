@@ -5,6 +5,8 @@ from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
 
+from legato.core.budget import Limit
+from legato.core.cost import StepCost, StepShape
 from legato.core.request import RequestId
 
 
@@ -71,6 +73,14 @@ class Schedule:
     """Why all others in the queue wait; None if there are none."""
     num_behind: int = 0
     """How many these are."""
+    budget: int = 0
+    """Tokens that it could hold, decodes included, of prompts at their start."""
+    limit: Limit = Limit.TOKENS
+    """What set the budget."""
+    target: float | None = None
+    """Seconds that it should take at most; None if nobody in it waits for a next token by a target."""
+    cost: StepCost | None = None
+    """The prices that it was decided by, if the budget knows time."""
 
     @cached_property
     def runs(self) -> tuple[Chunk, ...]:
@@ -80,6 +90,19 @@ class Schedule:
     @cached_property
     def num_tokens(self) -> int:
         return sum(run.length for run in self.runs)
+
+    @cached_property
+    def shape(self) -> StepShape:
+        """What its time depends on."""
+        pairs = sum((2 * chunk.start + chunk.length) * chunk.length for chunk in self.chunks)
+        context = sum(run.start + 1 for run in self.decodes)
+        samples = bool(self.decodes) or any(chunk.last for chunk in self.chunks)
+        return StepShape(len(self.decodes), self.num_prefill_tokens, context, pairs, samples)
+
+    @cached_property
+    def predicted(self) -> float | None:
+        """Seconds that it is expected to take."""
+        return None if self.cost is None else self.cost.seconds(self.shape)
 
     @cached_property
     def reasons(self) -> dict[RequestId, Reason]:

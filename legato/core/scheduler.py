@@ -7,7 +7,7 @@ waiting ones in one order.
     schedule(now) -> Schedule    decides; changes nothing
     commit(schedule)             takes and gives back blocks, moves sequences
     plan(scheduler, schedule)    (core.plan) the integers for the runner
-    complete(result) -> events   appends tokens, ends what is done, frees its blocks
+    complete(result, now) -> events   appends tokens, ends what is done, frees its blocks
 
 What may enter this file: where sequences are and who holds blocks. Who comes first belongs to `order`, who
 may come in to `admission`, who loses its blocks to `preemption`, how long a chunk is to the prefill policy,
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from legato.core import law
 from legato.core.admission import MAX_PREEMPTIONS
 from legato.core.block_pool import BlockPool
+from legato.core.budget import Budget, FixedBudget
 from legato.core.draft import Draft
 from legato.core.events import Event, FinishEvent, TokenEvent
 from legato.core.lifecycle import Move, Status
@@ -84,12 +85,14 @@ class Scheduler:
         blocks: BlockPool,
         *,
         prefill_policy: PrefillPolicy | None = None,
+        budget: Budget | None = None,
         order: Order | None = None,
         replies: ReplyLengths | None = None,
     ) -> None:
         self.config = config
         self.blocks = blocks
         self.prefill_policy = prefill_policy or FillBudget()
+        self.budget = budget or FixedBudget(config.max_batch_tokens)
         self.order = order or Fair()
         self.replies = replies or ReplyLengths()
         self.step = 0
@@ -253,12 +256,13 @@ class Scheduler:
         self._in_flight = schedule
         self.step += 1
 
-    def complete(self, result: StepResult) -> tuple[Event, ...]:
-        """Absorb what the committed step computed, in the order of its runs.
+    def complete(self, result: StepResult, now: float) -> tuple[Event, ...]:
+        """Absorb what the committed step computed, in the order of its runs. `now` is when it was done.
 
         Sequences that were aborted meanwhile are skipped, their sampled tokens dropped.
         """
         schedule = self._land()
+        self.budget.note(schedule.shape, now - schedule.now)
         sampled, size = iter(result.sampled), self.blocks.block_size
         events: list[Event] = []
         for run in schedule.runs:
@@ -339,7 +343,7 @@ class Scheduler:
         left_out = sum(1 for request_id, _ in schedule.left_out if request_id in self.running)
         num_prompts = len(schedule.chunks) + left_out + len(self.waiting)
         share = schedule.num_prefill_tokens / max(num_prompts, 1)
-        self.virtual_time += max(share, AGEING * self.config.max_batch_tokens)
+        self.virtual_time += max(share, AGEING * schedule.budget)
 
     def _note_overtaken(self, schedule: Schedule) -> None:
         """Count how often the first of the queue is overtaken though its turn has come."""

@@ -73,7 +73,8 @@ class Engine:
         error, model_time = None, 0.0
         try:
             result = self._runner.run(plan(scheduler, schedule))
-            events, model_time = scheduler.complete(result), result.elapsed
+            ended = self.clock()
+            events, model_time = scheduler.complete(result, ended), result.elapsed
         except BaseException as caught:  # whatever the model does, the loop and the other requests live on
             if scheduler.in_flight is None:
                 raise
@@ -81,13 +82,13 @@ class Engine:
             events = scheduler.fail(f"the model step that this request was in failed ({error})")
             if not isinstance(caught, Exception):  # Ctrl-C, an exit: the caller's business
                 raise
+            ended = self.clock()
             logger.exception("step %d of %d tokens failed", schedule.step, schedule.num_tokens)
         record = StepRecord(
             schedule=schedule,
             events=events,
-            ended=self.clock(),
+            ended=ended,
             model_time=model_time,
-            budget=scheduler.config.max_batch_tokens,
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
             blocks_used=scheduler.blocks.num_used,

@@ -26,8 +26,6 @@ class StepRecord:
     """When its events existed; `schedule.now` is when it began."""
     model_time: float
     """Seconds that the runner measured; the rest of the step is ours. 0 if it failed."""
-    budget: int
-    """The most tokens it could have held."""
     num_running: int
     """Sequences that hold blocks after the step."""
     num_waiting: int
@@ -51,7 +49,10 @@ class StepRecord:
             "elapsed": self.elapsed,
             "model": self.model_time,
             "tokens": schedule.num_tokens,
-            "budget": self.budget,
+            "budget": schedule.budget,
+            "limit": schedule.limit.value,
+            "target": schedule.target,
+            "predicted": schedule.predicted,
             "decodes": [run.request_id for run in schedule.decodes],
             "chunks": [[run.request_id, run.start, run.length, run.last] for run in schedule.chunks],
             "admitted": schedule.admitted,

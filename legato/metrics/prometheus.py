@@ -263,7 +263,7 @@ class StepSeries:
     def stepped(self, record: StepRecord) -> None:
         """A failed step computed nothing; what it admitted and preempted happened."""
         schedule = record.schedule
-        self._budget.set(record.budget)
+        self._budget.set(record.schedule.budget)
         self._preemptions.add(len(schedule.preempted))
         self.held(record.blocks_used, record.blocks_total)
         self._blocks_cached.set(record.blocks_cached)

@@ -77,7 +77,7 @@ class Rig:
         return plan(self.scheduler, schedule)
 
     def finish(self, step: StepPlan) -> tuple[Event, ...]:
-        events = self.scheduler.complete(self.runner.run(step))
+        events = self.scheduler.complete(self.runner.run(step), now=float(self.scheduler.step))
         self.scheduler.check()
         self.events += events
         return events

@@ -54,6 +54,22 @@ class StepShape(NamedTuple):
         return 0 if not self.num_prefill else 2 if self.num_decodes else 1
 
 
+def shape_of(runs: Iterable[tuple[int, int, bool]]) -> StepShape:
+    """Of runs (start, length, whether its last position is sampled). One of a single token is a decode: to a
+    model there is no difference."""
+    num_decodes = num_prefill = context = pairs = 0
+    samples = False
+    for start, length, sampled in runs:
+        if length == 1:
+            num_decodes += 1
+            context += start + 1
+        else:
+            num_prefill += length
+            pairs += (2 * start + length) * length
+        samples = samples or sampled
+    return StepShape(num_decodes, num_prefill, context, pairs, samples)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
     """The prices: seconds, none negative."""

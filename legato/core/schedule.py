@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from legato.core.budget import Limit
-from legato.core.cost import StepCost, StepShape
+from legato.core.cost import StepCost, StepShape, shape_of
 from legato.core.request import RequestId
 
 
@@ -94,10 +94,7 @@ class Schedule:
     @cached_property
     def shape(self) -> StepShape:
         """What its time depends on."""
-        pairs = sum((2 * chunk.start + chunk.length) * chunk.length for chunk in self.chunks)
-        context = sum(run.start + 1 for run in self.decodes)
-        samples = bool(self.decodes) or any(chunk.last for chunk in self.chunks)
-        return StepShape(len(self.decodes), self.num_prefill_tokens, context, pairs, samples)
+        return shape_of((run.start, run.length, run.last) for run in self.runs)
 
     @cached_property
     def predicted(self) -> float | None:

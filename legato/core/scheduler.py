@@ -10,8 +10,8 @@ waiting ones in one order.
     complete(result, now) -> events   appends tokens, ends what is done, frees its blocks
 
 What may enter this file: where sequences are and who holds blocks. Who comes first belongs to `order`, who
-may come in to `admission`, who loses its blocks to `preemption`, how long a chunk is to the prefill policy,
-when a reply ends to `stopping`, tensors and text to other rooms. Time is an argument.
+may come in to `admission`, who loses its blocks to `preemption`, how long a chunk is to `budget` and `prefill`,
+when a reply ends to `stopping`. Time is an argument.
 """
 
 import heapq
@@ -95,8 +95,7 @@ class Scheduler:
         self.budget = budget or FixedBudget(config.max_batch_tokens)
         self.order = order or Fair()
         self.replies = replies or ReplyLengths()
-        self.step = 0
-        """Steps committed so far."""
+        self.step = 0  # how many were committed
         self.waiting = Queue(self.order)
         self.running: dict[RequestId, Sequence] = {}
         """Sequences that hold blocks, in the order in which they were admitted."""
@@ -257,7 +256,7 @@ class Scheduler:
         self.step += 1
 
     def complete(self, result: StepResult, now: float) -> tuple[Event, ...]:
-        """Absorb what the committed step computed, in the order of its runs. `now` is when it was done.
+        """Absorb what the committed step computed by `now`, in the order of its runs.
 
         Sequences that were aborted meanwhile are skipped, their sampled tokens dropped.
         """

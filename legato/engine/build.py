@@ -4,14 +4,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from legato.config import EngineSettings, ModelSettings
 from legato.core.block_pool import BlockPool
-from legato.core.order import ORDERS
-from legato.core.prefill import Chunked, FillBudget, PrefillPolicy, WholePrompt
-from legato.core.scheduler import Scheduler, SchedulerConfig
+from legato.core.cost import CostModel
+from legato.core.scheduler import Scheduler
+from legato.engine.cost_file import CostFile
+from legato.engine.costs import step_costs
 from legato.engine.engine import Engine
+from legato.engine.scheduling import make_scheduler, scheduler_config
 from legato.errors import ConfigError, ModelError
 from legato.models.load import OpenedModel, open_model
 from legato.models.source import resolve
@@ -20,6 +23,9 @@ from legato.runner.exactness import ExactnessReport
 from legato.runner.load import RunnerOptions, load_runner
 from legato.text.chat import ChatTemplate, load_template, template_from_folder, template_from_gguf
 from legato.text.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
+
+COST_CHOICES = ("device", "dtype", "attention", "weights")
+"""Choices of the runner that steps cost more or less by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +45,8 @@ class Built:
     """What was chosen, and why, in words."""
     check_exactness: Callable[[float, int], ExactnessReport]
     """Compare logits bit by bit over random schedules: (seconds, seed). Not while the engine has work."""
+    measure_costs: Callable[[], CostFile]
+    """Measure what steps cost, for some seconds. Not after the engine had work: it writes over the cache."""
 
     @property
     def max_model_len(self) -> int:
@@ -63,7 +71,44 @@ def build(
     progress(f"reading the tokenizer of {opened.name}")
     tokenizer = _tokenizer(opened, files.path)
     chat_template = _chat_template(model.chat_template, opened, files.path, tokenizer)
-    options = RunnerOptions(
+    loaded = load_runner(opened, _runner_options(model, engine, max_model_len), progress=progress)
+    pool = BlockPool(loaded.runner.num_blocks, loaded.runner.block_size)
+    capacity = pool.num_blocks * pool.block_size
+    if model.max_model_len is not None and model.max_model_len > capacity:
+        raise ConfigError(
+            f"max_model_len is {model.max_model_len}; the KV cache holds {capacity} tokens",
+            param="max_model_len",
+        )
+    config = scheduler_config(
+        engine, max_model_len=min(max_model_len, capacity), vocab_size=opened.spec.vocab_size
+    )
+    measure_costs = partial(
+        step_costs,
+        loaded.runner,
+        config,
+        model=opened.name,
+        source=files.path,
+        choices={name: loaded.choices[name] for name in COST_CHOICES} | {"kv_dtype": engine.kv_dtype},
+        cache_dir=cache_dir,
+        progress=progress,
+    )
+    costs = measure_costs().cost_model() if engine.tpot_target_ms and engine.calibrate else CostModel()
+    scheduler = make_scheduler(engine, config, pool, costs)
+    return Built(
+        engine=Engine(scheduler, loaded.runner, clock=time.monotonic),
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        name=model.served_model_name or opened.name,
+        source=files.path,
+        spec=opened.spec,
+        check_exactness=loaded.runner.check_exactness,
+        measure_costs=partial(measure_costs, anew=True),
+        choices=loaded.choices | _choices(engine, scheduler),
+    )
+
+
+def _runner_options(model: ModelSettings, engine: EngineSettings, max_model_len: int) -> RunnerOptions:
+    return RunnerOptions(
         device=engine.device,
         threads=engine.threads,
         dtype=model.dtype,
@@ -75,54 +120,18 @@ def build(
         kv_memory=engine.kv_memory,
         useful_tokens=engine.running_limit * max_model_len,
     )
-    loaded = load_runner(opened, options, progress=progress)
-    pool = BlockPool(loaded.runner.num_blocks, loaded.runner.block_size)
-    capacity = pool.num_blocks * pool.block_size
-    if model.max_model_len is not None and model.max_model_len > capacity:
-        raise ConfigError(
-            f"max_model_len is {model.max_model_len}; the KV cache holds {capacity} tokens",
-            param="max_model_len",
-        )
-    scheduler = _scheduler(
-        engine, pool, max_model_len=min(max_model_len, capacity), vocab_size=opened.spec.vocab_size
-    )
-    return Built(
-        engine=Engine(scheduler, loaded.runner, clock=time.monotonic),
-        tokenizer=tokenizer,
-        chat_template=chat_template,
-        name=model.served_model_name or opened.name,
-        source=files.path,
-        spec=opened.spec,
-        check_exactness=loaded.runner.check_exactness,
-        choices=loaded.choices
-        | {
-            "prefill": f"{scheduler.prefill_policy}, at most {engine.max_batch_tokens} tokens a step",
-            "order": f"{engine.policy}; admission by {engine.admission} need; "
-            + ("prefixes shared" if engine.prefix_cache else "no prefixes shared"),
-            "context": f"at most {scheduler.config.max_model_len} tokens of prompt and reply",
-        },
-    )
 
 
-def _scheduler(engine: EngineSettings, pool: BlockPool, *, max_model_len: int, vocab_size: int) -> Scheduler:
-    config = SchedulerConfig(
-        max_batch_tokens=engine.max_batch_tokens,
-        max_running=engine.running_limit,
-        max_model_len=max_model_len,
-        vocab_size=vocab_size,
-        min_chunk=engine.min_chunk,
-        prefix_cache=engine.prefix_cache,
-        strict=engine.admission == "strict",
-    )
-    policy, order = prefill_policy(engine.prefill_chunk), ORDERS[engine.policy](engine.max_batch_tokens)
-    return Scheduler(config, pool, prefill_policy=policy, order=order)
-
-
-def prefill_policy(prefill_chunk: int | None) -> PrefillPolicy:
-    """The policy of the setting: None fills the budget, 0 turns chunking off, n takes at most n tokens."""
-    if prefill_chunk is None:
-        return FillBudget()
-    return Chunked(prefill_chunk) if prefill_chunk else WholePrompt()
+def _choices(engine: EngineSettings, scheduler: Scheduler) -> dict[str, str]:
+    return {
+        "prefill": f"{scheduler.prefill_policy}, at most {engine.token_limit} tokens a step",
+        "target": "none"
+        if engine.tpot_target_ms is None
+        else f"no gap between tokens above {engine.tpot_target_ms:g} ms",
+        "order": f"{engine.policy}; admission by {engine.admission} need; "
+        + ("prefixes shared" if engine.prefix_cache else "no prefixes shared"),
+        "context": f"at most {scheduler.config.max_model_len} tokens of prompt and reply",
+    }
 
 
 def _max_model_len(asked: int | None, spec: ModelSpec) -> int:

@@ -10,8 +10,8 @@ waiting ones in one order.
     complete(result, now) -> events   appends tokens, ends what is done, frees its blocks
 
 What may enter this file: where sequences are and who holds blocks. Who comes first belongs to `order`, who
-may come in to `admission`, who loses its blocks to `preemption`, how long a chunk is to `budget` and `prefill`,
-when a reply ends to `stopping`. Time is an argument.
+may come in to `admission`, who loses its blocks to `preemption`, how long a chunk is to `budget`, `prefill`
+and `draft`, when a reply ends to `stopping`. Time is an argument.
 """
 
 import heapq

@@ -17,8 +17,8 @@ from legato.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-MAX_SECONDS = 10.0
-"""Of a calibration; most need less."""
+MAX_SECONDS = 8.0
+"""Of a calibration, about; most need less."""
 
 
 def step_costs(

@@ -15,7 +15,7 @@ and how the machine feels at the moment: near 1. Knows no clock, no request and 
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -30,6 +30,9 @@ OUTLIER = 3.0
 """A sample that is off by more than so many usual errors counts less, in proportion (Huber 1964)."""
 PACE_STEP = 0.1
 """Share of each error that goes into the pace."""
+FAMILIAR, EVERY = 32, 8
+"""Once so many steps of a kind were learned from, one in so many moves the prices; all move the pace. To solve
+for the prices takes longer than to schedule a step."""
 WINDOW = 256
 """Predictions over which errors and the margin are taken."""
 MARGIN_QUANTILE = 0.95
@@ -149,17 +152,22 @@ class CostModel:
     def __init__(self, prior: StepCost = PRIOR) -> None:
         self.cost = prior
         """The prices as of now."""
+        self._prices = {name: getattr(prior, name) for name in PRICES}
         self._kinds: dict[tuple[int, ...], Sums] = {}
+        self._seen: Counter[tuple[int, ...]] = Counter()
+        """Steps of each kind."""
         self._total: Sums = [0.0] * (len(PRICES) * (len(PRICES) + 1))
         """Over all kinds."""
         self._errors = deque([PRIOR_ERROR] * 8, maxlen=WINDOW)
         """|measured / predicted - 1| of the last steps."""
         self._ratios = deque([1 + PRIOR_ERROR] * 8, maxlen=WINDOW)
         """measured / predicted of the last steps in which chunks ran beside decodes."""
+        self._tolerated = OUTLIER * PRIOR_ERROR
+        """An error above it is an outlier's."""
         self.margin = 1 + PRIOR_ERROR
         """Times a prediction, it holds for `MARGIN_QUANTILE` of the steps. At least 1."""
         for shape in PRIOR_SHAPES:
-            self._add(shape, prior.seconds(shape), PRIOR_WEIGHT)
+            self._add(shape, kind_of(shape), prior.seconds(shape), PRIOR_WEIGHT)
 
     def error(self, q: float) -> float:
         """The `q` quantile of the relative errors of the last predictions, each made before its step ran."""
@@ -170,28 +178,36 @@ class CostModel:
         if seconds <= 0:  # a clock that stands still teaches nothing
             return
         ratio = seconds / self.cost.seconds(shape)
-        error = abs(ratio - 1)
-        tolerated = OUTLIER * self.error(0.5)
-        self._add(shape, seconds, min(1.0, tolerated / error) if error else 1.0)
+        error, tolerated = abs(ratio - 1), self._tolerated
         self._errors.append(error)
         if shape.mix == 2:
             self._ratios.append(ratio)
+        kind = kind_of(shape)
+        self._seen[kind] += 1
+        if self._seen[kind] <= FAMILIAR or self._seen[kind] % EVERY == 0:
+            self._add(shape, kind, seconds, min(1.0, tolerated / error) if error else 1.0)
+            self._prices = dict(zip(PRICES, solve_nonnegative(self._total, len(PRICES)), strict=True))
+            self._tolerated = OUTLIER * self.error(0.5)
             self.margin = max(1.0, quantile(self._ratios, MARGIN_QUANTILE))
         pace = list(self.cost.pace)
         pace[shape.mix] *= min(max(ratio, 1 / (1 + tolerated)), 1 + tolerated) ** PACE_STEP
-        prices = zip(PRICES, solve_nonnegative(self._total, len(PRICES)), strict=True)
-        self.cost = StepCost(**dict(prices), pace=(pace[0], pace[1], pace[2]))
+        self.cost = StepCost(**self._prices, pace=(pace[0], pace[1], pace[2]))
 
-    def _add(self, shape: StepShape, seconds: float, weight: float) -> None:
+    def _add(self, shape: StepShape, kind: tuple[int, ...], seconds: float, weight: float) -> None:
         num_decodes, num_prefill, decode_context, prefill_pairs, samples = shape
         row = [x / seconds for x in (1, samples, num_decodes, num_prefill, decode_context, prefill_pairs)]
-        context = decode_context // max(num_decodes, 1) + prefill_pairs // max(num_prefill, 1)
-        kind = num_decodes.bit_length(), num_prefill.bit_length(), (context >> 10).bit_length()
         new = sample_sums(row, weight)
         old = self._kinds.get(kind, [0.0] * len(new))
         self._kinds[kind] = [KEEP * was + more for was, more in zip(old, new, strict=True)]
         change = zip(self._total, old, new, strict=True)
         self._total = [total - (1 - KEEP) * was + more for total, was, more in change]
+
+
+def kind_of(shape: StepShape) -> tuple[int, ...]:
+    """Steps of one kind are alike: decodes, tokens in chunks and mean context, each to a power of two."""
+    context = shape.decode_context // max(shape.num_decodes, 1)
+    context += shape.prefill_pairs // max(shape.num_prefill, 1)
+    return shape.num_decodes.bit_length(), shape.num_prefill.bit_length(), (context >> 10).bit_length()
 
 
 def quantile(values: Iterable[float], q: float) -> float:

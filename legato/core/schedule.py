@@ -89,12 +89,12 @@ class Schedule:
 
     @cached_property
     def num_tokens(self) -> int:
-        return sum(run.length for run in self.runs)
+        return len(self.decodes) + self.num_prefill_tokens
 
     @cached_property
     def shape(self) -> StepShape:
         """What its time depends on."""
-        return shape_of((run.start, run.length, run.last) for run in self.runs)
+        return shape_of([run[1:] for run in self.runs])
 
     @cached_property
     def predicted(self) -> float | None:
@@ -108,4 +108,4 @@ class Schedule:
 
     @property
     def num_prefill_tokens(self) -> int:
-        return self.num_tokens - len(self.decodes)
+        return sum([chunk.length for chunk in self.chunks])

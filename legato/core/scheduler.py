@@ -244,8 +244,8 @@ class Scheduler:
         for request_id in schedule.admitted:  # all of them first: no block that one shares may be evicted
             self._admit(request_id, starts[request_id])
         size = self.blocks.block_size
-        for run in schedule.runs:
-            sequence = self.running[run.request_id]
+        for request_id, _, _, _ in schedule.runs:
+            sequence = self.running[request_id]
             if len(sequence.tokens) > len(sequence.blocks) * size:
                 self._grow(sequence)
         for chunk in schedule.chunks:
@@ -264,21 +264,21 @@ class Scheduler:
         self.budget.note(schedule.shape, now - schedule.now)
         sampled, size = iter(result.sampled), self.blocks.block_size
         events: list[Event] = []
-        for run in schedule.runs:
-            token = next(sampled) if run.last else None
-            sequence = self.running.get(run.request_id)
+        for request_id, start, length, last in schedule.runs:
+            token = next(sampled) if last else None
+            sequence = self.running.get(request_id)
             if sequence is None:
                 continue
-            sequence.num_computed = end = run.start + run.length
-            if end // size > run.start // size:
-                self._publish(sequence, run.start)
+            sequence.num_computed = end = start + length
+            if end // size > start // size:
+                self._publish(sequence, start)
             if token is None:
                 continue
             sequence.tokens.append(token.token)
             reason = finish_reason(sequence)
             if reason is not None:
                 self._end(sequence, Move.FINISH, reason)
-            events.append(TokenEvent(run.request_id, token, reason, sequence.num_cached))
+            events.append(TokenEvent(request_id, token, reason, sequence.num_cached))
         return tuple(events)
 
     def fail(self, message: str) -> tuple[Event, ...]:

@@ -75,8 +75,10 @@ class Sequence:
 
     def sample_row(self, seq: int) -> SampleRow:
         """The draw of its next token, as row `seq` of a batch."""
-        params = self.request.params
+        request, params = self.request, self.request.params
+        num_prompt = len(request.prompt)
+        num_generated = len(self.tokens) - num_prompt
         if not params.needs_history:
-            return SampleRow(seq, self.id, params, self.num_generated)
-        prompt = self.request.prompt
-        return SampleRow(seq, self.id, params, self.num_generated, prompt, tuple(self.tokens[len(prompt) :]))
+            return SampleRow(seq, request.id, params, num_generated)
+        reply = tuple(self.tokens[num_prompt:])
+        return SampleRow(seq, request.id, params, num_generated, request.prompt, reply)

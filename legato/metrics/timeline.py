@@ -205,15 +205,15 @@ class Timelines:
     def _compute(self, runs: Iterable[Chunk]) -> int:
         """Note what was computed; how many positions of it were computed before."""
         recomputed = 0
-        for run in runs:
-            timeline = self._living.get(run.request_id)
+        for request_id, start, length, _ in runs:
+            timeline = self._living.get(request_id)
             if timeline is None:
                 continue
             if not timeline.token_times:
                 timeline.num_chunks += 1
-            end = run.start + run.length
-            if run.start < timeline.num_computed:
-                recomputed += min(end, timeline.num_computed) - run.start
+            end = start + length
+            if start < timeline.num_computed:
+                recomputed += min(end, timeline.num_computed) - start
             if end > timeline.num_computed:
                 timeline.num_computed = end
         return recomputed

@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from legato.core.plan import Sampled, StepPlan, StepResult
+from legato.core.plan import Sampled, StepResult
 from legato.core.request import Request, RequestId, SamplingParams
+from legato.core.schedule import Schedule
 from legato.core.scheduler import Scheduler
 from legato.engine.engine import Engine
 from legato.engine.protocol import Observer
@@ -22,22 +23,22 @@ from legato.workload.arrival import Arrival
 TOKEN = Sampled(0)
 
 
-class SimulatedRunner:
-    """No model and no cache: each step moves the clock on, and every token is 0.
+class SimulatedEngine(Engine):
+    """No model and no cache: a step moves the clock on, and every token is 0.
 
     So a reply is taken to be the beginning of nobody else's prompt.
     """
 
-    def __init__(self, times: StepTimes, clock: SimulatedClock, *, num_blocks: int, block_size: int) -> None:
-        self.num_blocks = num_blocks
-        self.block_size = block_size
+    def __init__(self, scheduler: Scheduler, times: StepTimes, clock: SimulatedClock) -> None:
+        super().__init__(scheduler, None, clock=clock)
         self._times = times
-        self._clock = clock
+        self._advance = clock.advance
 
-    def run(self, plan: StepPlan) -> StepResult:
-        seconds = self._times(plan.shape)
-        self._clock.advance(seconds)
-        return StepResult((TOKEN,) * len(plan.sample), seconds)
+    def compute(self, schedule: Schedule) -> StepResult:
+        seconds = self._times(schedule.shape)
+        self._advance(seconds)
+        num_sampled = len(schedule.decodes) + sum([chunk.last for chunk in schedule.chunks])
+        return StepResult((TOKEN,) * num_sampled, seconds)
 
 
 class Refused(NamedTuple):
@@ -59,9 +60,8 @@ def simulate(
 
     Request ids are places in the workload: "0", "1", ...
     """
-    clock, pool = SimulatedClock(), scheduler.blocks
-    runner = SimulatedRunner(times, clock, num_blocks=pool.num_blocks, block_size=pool.block_size)
-    engine = Engine(scheduler, runner, clock=clock)
+    clock = SimulatedClock()
+    engine = SimulatedEngine(scheduler, times, clock)
     for observer in observers:
         engine.observe(observer)
     ids = range(1, scheduler.config.vocab_size)  # 0 is what replies are made of

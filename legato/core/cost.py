@@ -31,8 +31,8 @@ OUTLIER = 3.0
 PACE_STEP = 0.1
 """Share of each error that goes into the pace."""
 FAMILIAR, EVERY = 32, 8
-"""Once so many steps of a kind were learned from, one in so many moves the prices; all move the pace. To solve
-for the prices takes longer than to schedule a step."""
+"""Once so many steps of a kind were learned from, one in so many moves the prices; all move the pace. Solving
+for the prices takes longer than scheduling a step."""
 WINDOW = 256
 """Predictions over which errors and the margin are taken."""
 MARGIN_QUANTILE = 0.95

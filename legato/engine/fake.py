@@ -1,8 +1,9 @@
 """A runner without a model, whose every answer can be computed by hand. Product code: tests, simulations and
 clients under development use it.
 
-It keeps a KV cache that holds the token ids themselves, written and read through the block tables. The next
-token is the sum of all token ids up to the position, plus the position, modulo the vocabulary:
+It keeps a KV cache that holds the token ids themselves, written and read through the block tables. What it
+read is a number: the sum of all token ids up to the position, plus the position. The next token is that
+modulo the vocabulary, unless it is told otherwise:
 
     vocabulary 100, prompt (5, 7): the last position is 1, so the first token is (5 + 7) + 1 = 13,
     then (5 + 7 + 13) + 2 = 27, then (5 + 7 + 13 + 27) + 3 = 55.
@@ -13,11 +14,14 @@ A chunk at a wrong position, a wrong block table or a block given away too early
 import time
 from collections.abc import Callable
 
-from legato.core.plan import ForwardSeq, Sampled, StepPlan, StepResult
+from legato.core.plan import ForwardSeq, Sampled, SampleRow, StepPlan, StepResult
 
 
 class FakeRunner:
-    """`step_seconds(plan)` says how long a step takes; the runner sleeps that long."""
+    """`step_seconds(plan)` says how long a step takes; the runner sleeps that long.
+
+    `choose(number, row)` says which token follows what was read.
+    """
 
     def __init__(
         self,
@@ -27,33 +31,48 @@ class FakeRunner:
         vocab_size: int,
         step_seconds: Callable[[StepPlan], float] = lambda _: 0.0,
         sleep: Callable[[float], None] = time.sleep,
+        choose: Callable[[int, SampleRow], int] | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.vocab_size = vocab_size
         self._step_seconds = step_seconds
         self._sleep = sleep
+        self._choose = choose or (lambda number, _: number % vocab_size)
         self._cache = [[0] * block_size for _ in range(num_blocks)]
+        self._totals = [0] * num_blocks
+        """The sum of each block's ids: a long context is read block by block."""
 
     def run(self, plan: StepPlan) -> StepResult:
         seqs = plan.batch.seqs
         for seq in seqs:
-            for position, token in enumerate(seq.tokens, seq.start):
-                self._cache[seq.blocks[position // self.block_size]][position % self.block_size] = token
+            self._write(seq)
         seconds = self._step_seconds(plan)
         if seconds > 0:
             self._sleep(seconds)
-        sampled = tuple(self._sample(seqs[row.seq], row.params.logprobs) for row in plan.sample)
+        sampled = tuple(self._sample(seqs[row.seq], row) for row in plan.sample)
         return StepResult(sampled, seconds)
 
-    def _sample(self, seq: ForwardSeq, logprobs: int | None) -> Sampled:
-        token = next_token(self._read(seq), self.vocab_size)
-        if logprobs is None:
-            return Sampled(token)
-        return Sampled(token, 0.0, ((token, 0.0),) if logprobs else ())
+    def _write(self, seq: ForwardSeq) -> None:
+        done, size = 0, self.block_size
+        while done < len(seq.tokens):
+            block, slot = seq.blocks[(seq.start + done) // size], (seq.start + done) % size
+            tokens, cells = seq.tokens[done : done + size - slot], self._cache[block]
+            self._totals[block] += sum(tokens) - sum(cells[slot : slot + len(tokens)])
+            cells[slot : slot + len(tokens)] = tokens
+            done += len(tokens)
 
-    def _read(self, seq: ForwardSeq) -> list[int]:
-        return [self._cache[seq.blocks[p // self.block_size]][p % self.block_size] for p in range(seq.end)]
+    def _sample(self, seq: ForwardSeq, row: SampleRow) -> Sampled:
+        token = self._choose(self._read(seq) + seq.end - 1, row)
+        if row.params.logprobs is None:
+            return Sampled(token)
+        return Sampled(token, 0.0, ((token, 0.0),) if row.params.logprobs else ())
+
+    def _read(self, seq: ForwardSeq) -> int:
+        """The sum of all ids up to the end."""
+        num_full, rest = divmod(seq.end, self.block_size)
+        total = sum(map(self._totals.__getitem__, seq.blocks[:num_full]))
+        return total + sum(self._cache[seq.blocks[num_full]][:rest] if rest else ())
 
 
 def next_token(tokens: list[int], vocab_size: int) -> int:

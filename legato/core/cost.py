@@ -30,7 +30,7 @@ OUTLIER = 3.0
 """A sample that is off by more than so many usual errors counts less, in proportion (Huber 1964)."""
 PACE_STEP = 0.1
 """Share of each error that goes into the pace."""
-FAMILIAR, EVERY = 32, 8
+FAMILIAR, EVERY = 32, 16
 """Once so many steps of a kind were learned from, one in so many moves the prices; all move the pace. Solving
 for the prices takes longer than scheduling a step."""
 WINDOW = 256
@@ -100,7 +100,7 @@ class StepCost:
 
     def left_beside(self, decodes: StepShape, seconds: float) -> float:
         """What a step of `seconds` leaves for chunks beside decodes; before the pace, as the `chunk_*`."""
-        mixed = self.pace[decodes._replace(num_prefill=1).mix]
+        mixed = self.pace[2 if decodes.num_decodes else 1]
         return seconds / mixed - self.seconds(decodes) / self.pace[decodes.mix]
 
     def chunk_seconds(self, start: int, length: int) -> float:

@@ -82,12 +82,12 @@ class Schedule:
     cost: StepCost | None = None
     """The prices that it was decided by, if the budget knows time."""
 
-    @cached_property
+    @property
     def runs(self) -> tuple[Chunk, ...]:
         """Everything that runs, in the order of the batch: decodes first."""
         return self.decodes + self.chunks
 
-    @cached_property
+    @property
     def num_tokens(self) -> int:
         return len(self.decodes) + self.num_prefill_tokens
 

@@ -59,6 +59,10 @@ class BlockPool:
         """How many sequences hold a block."""
         return self._holders[block]
 
+    def num_exclusive(self, blocks: Iterable[int]) -> int:
+        """How many of some blocks have one holder."""
+        return list(map(self._holders.__getitem__, blocks)).count(1)
+
     def find(self, digests: Iterable[Digest]) -> list[int]:
         """The blocks that hold the longest computed prefix of a chain. Takes nothing."""
         return self._index.find(digests)

@@ -301,6 +301,17 @@ def test_a_share_of_each_step_is_kept_for_prompts_that_end_in_it() -> None:
     assert [(run.request_id, run.length) for run in schedule.chunks] == [("short", 8), ("giant", 8)]
 
 
+def test_whole_prompts_come_in_their_order_and_leave_no_step_half_empty() -> None:
+    """Short ones of 6 tokens that came later end within half of a step; first they would leave too little for
+    the one of 12, whose turn it is."""
+    rig = build_rig(budget=16, num_blocks=200, order=Fair(), policy=WholePrompt(), prefix_cache=False)
+    rig.add("first", distinct(0, 12), max_tokens=1)
+    rig.scheduler.virtual_time += 100
+    rig.add("short", distinct(1, 6), max_tokens=1)
+    assert [run.request_id for run in rig.step().chunks] == ["first"]
+    assert [run.request_id for run in rig.step().chunks] == ["short"]
+
+
 def test_four_cold_prompts_of_many_chunks_all_run_as_soon_as_they_are_computed() -> None:
     """D-07: no fullness is remembered: all four run within the time that their prompts take."""
     rig = build_rig(budget=16, num_blocks=64, block_size=4, max_running=4, order=Fair())

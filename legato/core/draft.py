@@ -141,7 +141,7 @@ class Draft:
         return [sequence for _, _, sequence in sorted(places)]
 
     def _is_open(self, prompt: Sequence) -> bool:
-        """Whether a prompt is still asked: all that run are, and those that wait until the queue is closed."""
+        """Whether a prompt is still asked: those that wait only until the queue is closed."""
         return self._closed is None or prompt.status is Status.RUNNING
 
     def _is_barred(self, prompt: Sequence) -> bool:

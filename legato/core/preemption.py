@@ -64,8 +64,8 @@ def choose_victims(running: Iterable[Sequence], pool: BlockPool) -> list[Sequenc
 
 
 def _rank(sequence: Sequence, gain: int, missing: int, pool: BlockPool) -> tuple[float, ...]:
-    """The least is preempted first. Without it `gain` blocks fewer are missing: one if it needs one, and those
-    that it frees. Only so many are taken as are missing, and only what was in them is computed again."""
+    """The least is preempted first. Without it `gain` blocks fewer are missing: one if it needs one, and
+    those that it frees. As many are taken as are missing; only what was in them is computed again."""
     gain = min(gain, missing)
     if gain == 0:  # all its blocks are shared: it helps only together with those that share them
         return (1, 0, 0, -sequence.number)

@@ -152,8 +152,8 @@ class AsyncEngine:
             self._loop.abort(request_id)
 
     def _check_queue(self, places: int) -> None:
-        """The queue is who has a stream and does not run. While the scheduler leaves nobody waiting, who comes
-        may take the free places of those that run as well."""
+        """The queue is who has a stream and does not run. While the scheduler leaves nobody waiting, there is
+        room in the free places of those that run as well."""
         scheduler = self.engine.scheduler
         max_running, num_running = scheduler.config.max_running, len(scheduler.running)
         num_waiting = len(self._streams) - num_running

@@ -66,8 +66,8 @@ class Part:
 
 @contextmanager
 def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[list[Stream]]:
-    """Submit everything, or nothing if the queue has no room for all; whatever is still running when the block
-    is left is aborted.
+    """Submit everything, or nothing if the queue has no room for all. Whatever is still running when the
+    block is left is aborted.
 
     Raises what `AsyncEngine.submit` raises; then nothing runs on.
     """

@@ -37,8 +37,8 @@ def counted(pool: BlockPool) -> Count:
 
 @pytest.mark.parametrize("num_question", [2, 40])
 def test_a_queue_on_one_cached_document_looks_it_up_for_few(num_question: int) -> None:
-    """Questions too long for the share of 8 tokens, and short ones when it is used up: whole chains are looked
-    up only of those that come in and those that are refused."""
+    """Questions too long for the share of 8 tokens, and short ones when it is used up: whole chains are
+    looked up only of those that come in and those that are refused."""
     rig = build_rig(budget=16, num_blocks=3 * BLOCKS, max_running=16, order=Fair(), min_chunk=4)
     rig.add("first", DOCUMENT, max_tokens=1)
     rig.run()

@@ -30,8 +30,8 @@ def first_token_step(rig: Rig, name: str) -> int:
 
 
 def distinct(number: int, num: int) -> list[int]:
-    """A prompt that shares nothing with other numbers."""
-    return [number % 100, *[7] * (num - 1)]
+    """A prompt that shares no block with those of other numbers below 10,000."""
+    return [number % 100, number // 100, *[7] * num][:num]
 
 
 def a_sequence(
@@ -226,7 +226,7 @@ def test_light_prompts_pass_a_heavy_one_that_lacks_blocks_but_not_for_ever(order
     assert heavy is None or heavy.num_overtaken <= MAX_OVERTAKEN + 1
     steps = 0
     while not rig.tokens("heavy"):
-        rig.add(f"more{steps}", distinct(steps, 8), max_tokens=3)
+        rig.add(f"more{steps}", distinct(1000 + steps, 8), max_tokens=3)
         rig.step()
         steps += 1
         assert steps < 200, "the heavy one starves"
@@ -245,7 +245,7 @@ def test_a_heavy_prompt_starts_though_light_ones_take_every_block_that_is_freed(
         rig.step()
     rig.add("heavy", distinct(50, 200), max_tokens=2)
     for i in range(4 * (192 + MAX_OVERTAKEN) + 60):
-        rig.add(f"light{i}", distinct(i, 8), max_tokens=30)
+        rig.add(f"light{i}", distinct(100 + i, 8), max_tokens=30)
         rig.step()
         if rig.tokens("heavy"):
             return

@@ -34,6 +34,10 @@ def distinct(number: int, num: int) -> list[int]:
     return [number % 100, number // 100, *[7] * num][:num]
 
 
+def test_distinct_prompts_are() -> None:
+    assert len({tuple(distinct(i, 8)[:4]) for i in range(10_000)}) == 10_000
+
+
 def a_sequence(
     number: int, size: int, *, entry: float = 0.0, priority: int = 0, preempted: int = 0
 ) -> Sequence:
@@ -275,6 +279,20 @@ def test_a_prompt_starts_that_others_never_leave_room_for(
         if rig.tokens("heavy"):
             return
     raise AssertionError("the heavy one starves")
+
+
+def test_the_first_of_the_queue_starts_though_short_prompts_take_every_place_that_is_left() -> None:
+    """One may run. In each step a short one ends within the share kept for it, and takes the place."""
+    rig = build_rig(budget=16, max_running=1, order=Fair(), prefix_cache=False)
+    rig.add("long", distinct(0, 20), max_tokens=1)
+    for i in range(2 * MAX_OVERTAKEN):
+        rig.scheduler.virtual_time += 100  # the long one is first
+        rig.add(f"short{i}", distinct(i + 1, 8), max_tokens=1)
+        schedule = rig.step()
+        if rig.tokens("long"):
+            return
+        assert RequestId("long") in rig.scheduler.running or schedule.reasons["long"] is Reason.MAX_RUNNING
+    raise AssertionError("the long one starves")
 
 
 def test_the_first_in_the_order_gets_on_though_short_prompts_leave_only_crumbs() -> None:

@@ -20,8 +20,8 @@ SHORT, LONG, REPLY = (1, 12), (40, 70), (1, 12)
 
 
 def longest_pause(order: Order, policy: PrefillPolicy, seed: int, *, num_steps: int, num_long: int) -> int:
-    """The most steps that any request goes without a token, from its arrival on and between two of them. Of the
-    ten that live at any time `num_long` are long."""
+    """The most steps that any request goes without a token, from its arrival on and between two of them. Of
+    the ten that live at any time `num_long` are long."""
     draw = random.Random(seed)
     rig = build_rig(
         budget=BUDGET,
@@ -59,8 +59,8 @@ def longest_pause(order: Order, policy: PrefillPolicy, seed: int, *, num_steps: 
 def test_every_request_gets_tokens_within_a_bounded_number_of_steps(
     order: Order, policy: PrefillPolicy, num_long: int
 ) -> None:
-    """Each long one ages until it is first in the queue, then 32 others pass it at most; a long one may have to
-    wait for the others of its kind. Replies and prompts of this size are through in few steps."""
+    """Each long one ages until it is first in the queue, then 32 others pass it at most; it may have to wait
+    for the others of its kind. Replies and prompts of this size are through in few steps."""
     for seed in range(2):
         pause = longest_pause(order, policy, seed, num_steps=350, num_long=num_long)
         assert pause <= 2 * MAX_OVERTAKEN * (1 + num_long)

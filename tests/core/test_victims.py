@@ -40,35 +40,62 @@ def obvious_victims(running: list[Sequence], pool: BlockPool) -> list[Sequence]:
     return victims
 
 
+def a_running(
+    pool: BlockPool,
+    number: int,
+    *,
+    shared: list[int] | None = None,
+    num_own: int,
+    num_computed: int,
+    needy: bool = False,
+    priority: int = 0,
+    guaranteed: bool = False,
+    num_preemptions: int = 0,
+) -> Sequence:
+    """One that holds `shared` and as many blocks of its own; a needy one has a token more than they hold."""
+    shared = shared or []
+    for block in shared:
+        pool.publish(block, block.to_bytes(2, "big"))
+    pool.share(shared)
+    own = pool.try_take(num_own)
+    assert own is not None
+    blocks = [*shared, *own]
+    request = Request(
+        id=RequestId(f"r{number}"),
+        prompt=(1,) * (len(blocks) * SIZE + needy),
+        params=SamplingParams(max_tokens=50),
+        arrival=0.0,
+        priority=priority,
+    )
+    sequence = Sequence(
+        request, number=number, chain=[b""], guaranteed=guaranteed, entry_step=0, entry_time=0.0
+    )
+    sequence.blocks, sequence.num_computed, sequence.num_preemptions = blocks, num_computed, num_preemptions
+    return sequence
+
+
 @st.composite
 def worlds(draw: st.DrawFn) -> tuple[list[Sequence], BlockPool]:
     """Running sequences that hold prefixes of each other's blocks, and a pool with few blocks free."""
-    num = draw(st.integers(1, 9))
     pool = BlockPool(100, SIZE)
     running: list[Sequence] = []
-    for number in range(num):
+    for number in range(draw(st.integers(1, 9))):
         like = draw(st.sampled_from(running)).blocks if running else []
         shared = like[: draw(st.integers(0, len(like)))]
-        for block in shared:
-            pool.publish(block, block.to_bytes(2, "big"))
-        pool.share(shared)
-        own = pool.try_take(draw(st.integers(int(not shared), 4)))
-        assert own is not None
-        num_computed = draw(st.integers(0, (len(shared) + len(own)) * SIZE))
-        num_known = max(num_computed + 1, (len(shared) + len(own)) * SIZE + draw(st.integers(0, 1)))
-        request = Request(
-            id=RequestId(f"r{number}"),
-            prompt=(1,) * num_known,
-            params=SamplingParams(max_tokens=50),
-            arrival=0.0,
+        num_own = draw(st.integers(int(not shared), 4))
+        needy = draw(st.booleans())
+        most_computed = (len(shared) + num_own) * SIZE - (not needy)
+        sequence = a_running(
+            pool,
+            number,
+            shared=shared,
+            num_own=num_own,
+            num_computed=draw(st.integers(0, most_computed)),
+            needy=needy,
             priority=draw(st.integers(-1, 1)),
+            guaranteed=draw(st.integers(0, 4)) == 0,
+            num_preemptions=draw(st.integers(0, 2)),
         )
-        guaranteed = draw(st.integers(0, 4)) == 0
-        sequence = Sequence(
-            request, number=number, chain=[b""], guaranteed=guaranteed, entry_step=0, entry_time=0.0
-        )
-        sequence.blocks, sequence.num_computed = [*shared, *own], num_computed
-        sequence.num_preemptions = draw(st.integers(0, 2))
         running.append(sequence)
     pool.try_take(max(pool.num_free - draw(st.integers(0, 3)), 0))
     return running, pool
@@ -80,3 +107,18 @@ def test_the_victims_are_those_of_the_definition(world: tuple[list[Sequence], Bl
     running, pool = world
     expected = [victim.id for victim in obvious_victims(running, pool)]
     assert [victim.id for victim in choose_victims(running, pool)] == expected
+
+
+def test_blocks_that_a_victim_leaves_to_one_other_make_that_one_cheaper() -> None:
+    """4 blocks are missing. The least urgent gives its own place and 1 block; the one that shared 2 with it
+    gives 3 then, and is cheaper than the one with the shorter text, which frees 1 as before."""
+    pool = BlockPool(10, SIZE)
+    certain = [
+        a_running(pool, number, num_own=1, num_computed=4, needy=True, guaranteed=True) for number in range(3)
+    ]
+    first = a_running(pool, 3, num_own=3, num_computed=12, needy=True, priority=1)
+    sharer = a_running(pool, 4, shared=first.blocks[:2], num_own=1, num_computed=11)
+    short = a_running(pool, 5, num_own=1, num_computed=3)
+    pool.try_take(pool.num_free)
+    running = [*certain, first, sharer, short]
+    assert choose_victims(running, pool) == obvious_victims(running, pool) == [first, sharer]

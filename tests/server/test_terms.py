@@ -159,6 +159,14 @@ def test_as_many_at_once_as_there_are_places_find_an_idle_server_not_full() -> N
     assert asyncio.run(burst()) == [200] * (MAX_RUNNING + 1)
 
 
+def test_a_queue_that_waits_for_blocks_is_full_at_its_limit_whatever_places_are_free() -> None:
+    """Each prompt needs half of the blocks and eight steps: one runs, three wait, three places are free."""
+    body = {"max_tokens": 1, "ignore_eos": True}
+    bodies = [{**body, "prompt": [i, *[1] * 490]} for i in range(5)]
+    answers = asyncio.run(several(limited(3, step_seconds=0.03), bodies))
+    assert [answer.status_code for answer in answers] == [200] * 4 + [429]
+
+
 def test_what_finds_no_room_leaves_nothing_behind() -> None:
     """Neither of its replies, nor a trace of the ones that would have fitted."""
     body = {"prompt": [1, 2, 3], "max_tokens": 20}

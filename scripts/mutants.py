@@ -383,7 +383,7 @@ MUTANTS = (
         "a share is kept for prompts that end where all do",
         "legato/core/draft.py",
         "if self._scheduler.prefill_policy.whole:",
-        "if not self:",
+        "if not prompts:",
         ORDER + "whole_prompts_come_in_their_order_and_leave_no_step_half_empty",
     ),
     Mutant(

@@ -77,18 +77,7 @@ class Draft:
         all others with what is left."""
         self._partial_blocks = sum(len(s.blocks) for s in self._started)
         prompts = self._in_order(self._candidates())
-        kept = int(self._budget * self._scheduler.order.ending_share)
-        kept = min(kept, self._budget - self._scheduler.config.min_chunk)  # the first in the order gets on
-        if self._scheduler.prefill_policy.whole:
-            kept = 0  # all end in their step: the short ones would only leave less than the first one needs
-        settled: set[RequestId] = set()
-        for prompt in prompts if kept > 0 else ():
-            if not self._is_barred(prompt) and self._is_open(prompt) and self._ends_within(prompt, kept):
-                settled.add(prompt.id)
-                if self._settle(prompt):
-                    kept -= self._chunks[-1].length
-            if self._num_refused == MAX_REFUSED:
-                break
+        settled = self._place_ending(prompts)
         self._num_refused = 0
         for prompt in prompts:
             if prompt.id not in settled:
@@ -139,6 +128,22 @@ class Draft:
         places = [(step - s.last_step <= OVERDUE_STEPS, order.key(s), s) for s in self._started]
         places += [(True, key, candidate) for key, candidate in waiting]
         return [sequence for _, _, sequence in sorted(places)]
+
+    def _place_ending(self, prompts: list[Sequence]) -> set[RequestId]:
+        """Settle those that end within the share kept for them; who they were."""
+        settled: set[RequestId] = set()
+        if self._scheduler.prefill_policy.whole:
+            return settled  # all end in their step: short ones would leave less than the first one needs
+        kept = int(self._budget * self._scheduler.order.ending_share)
+        kept = min(kept, self._budget - self._scheduler.config.min_chunk)  # the first in the order gets on
+        for prompt in prompts:
+            if kept < 1 or self._num_refused == MAX_REFUSED:
+                break
+            if self._is_open(prompt) and not self._is_barred(prompt) and self._ends_within(prompt, kept):
+                settled.add(prompt.id)
+                if self._settle(prompt):
+                    kept -= self._chunks[-1].length
+        return settled
 
     def _is_open(self, prompt: Sequence) -> bool:
         """Whether a prompt is still asked: those that wait only until the queue is closed."""

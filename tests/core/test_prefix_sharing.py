@@ -377,7 +377,7 @@ def test_a_follower_waits_for_the_leader_and_computes_only_its_own_tail() -> Non
 
 @pytest.mark.parametrize("num_left", [1, 2, 8])
 def test_a_follower_ends_in_the_share_kept_for_those_once_its_prefix_is_there(num_left: int) -> None:
-    """It was long when it came; what is left is at most half of a step, and a longer prompt comes before it."""
+    """It was long when it came; what is left is at most half of a step, and a longer one comes before it."""
     rig = build_rig(budget=16, block_size=4, num_blocks=64, order=Fair())
     prefix = list(range(30, 62))
     rig.add("leader", prefix, max_tokens=1)

@@ -122,10 +122,6 @@ class BlockPool:
         assert all(block in self._index for block in self._cached), "a cached block that nothing knows"
         assert not any(block in self._index for block in self._blank), "a blank block that is known"
 
-    def free_blocks(self) -> frozenset[int]:
-        """The free blocks, for checks."""
-        return frozenset((*self._blank, *self._cached))
-
     def digest(self, block: int) -> Digest | None:
         """What a block is known for, for checks."""
         return self._index.digest(block)

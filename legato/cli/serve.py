@@ -73,6 +73,7 @@ def serve_model(settings: Settings, *, simulate: str | None = None, noise: bool 
         )
 
 
+<<<<<<< HEAD
 def _load(settings: Settings) -> Served:
     from legato.engine.build import build  # torch takes seconds, and what stands in for a model needs none
 
@@ -94,6 +95,12 @@ def _service(served: Served, settings: Settings) -> Service:
         budget=config.max_batch_tokens,
         num_blocks=pool.num_blocks,
         block_size=pool.block_size,
+=======
+def _service(built: Built, settings: Settings) -> Service:
+    scheduler = built.engine.scheduler
+    metrics = Metrics(
+        model_name=built.name, budget=scheduler.config.max_batch_tokens, blocks=scheduler.blocks
+>>>>>>> s3-5
     )
     served.engine.observe(metrics)
     served.engine.observe(ThroughputLog())

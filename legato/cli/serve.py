@@ -73,7 +73,6 @@ def serve_model(settings: Settings, *, simulate: str | None = None, noise: bool 
         )
 
 
-<<<<<<< HEAD
 def _load(settings: Settings) -> Served:
     from legato.engine.build import build  # torch takes seconds, and what stands in for a model needs none
 
@@ -89,18 +88,9 @@ def _stand_in(settings: Settings, costs: str, noise: bool) -> Served:
 
 
 def _service(served: Served, settings: Settings) -> Service:
-    config, pool = served.engine.scheduler.config, served.engine.scheduler.blocks
+    config = served.engine.scheduler.config
     metrics = Metrics(
-        model_name=served.name,
-        budget=config.max_batch_tokens,
-        num_blocks=pool.num_blocks,
-        block_size=pool.block_size,
-=======
-def _service(built: Built, settings: Settings) -> Service:
-    scheduler = built.engine.scheduler
-    metrics = Metrics(
-        model_name=built.name, budget=scheduler.config.max_batch_tokens, blocks=scheduler.blocks
->>>>>>> s3-5
+        model_name=served.name, budget=config.max_batch_tokens, blocks=served.engine.scheduler.blocks
     )
     served.engine.observe(metrics)
     served.engine.observe(ThroughputLog())

@@ -78,7 +78,7 @@ def build_stand_in(
 
 def _choose(number: int, row: SampleRow) -> int:
     """A letter, a space, or the end of the text. `number` only grows within a reply, so nothing repeats."""
-    chance = zlib.crc32(number.to_bytes(16, "little"))
+    chance = zlib.crc32(b"%d %d" % (number, row.num_generated))
     if chance % REPLY == 0 and row.num_generated >= row.params.min_tokens:
         return FakeTokenizer.EOS
     chance //= REPLY

@@ -51,10 +51,13 @@ def build(
     *,
     cache_dir: Path,
     progress: Callable[[str], None] = lambda _: None,
+    for_chat: bool = False,
 ) -> Built:
     """Load a model and build its engine. `progress` is told each stage in words.
 
-    Raises `ModelError` for the model's files and `ConfigError` for settings that do not go with it.
+    Raises `ModelError` for the model's files and `ConfigError` for settings that do not go with it; with
+    `for_chat` also for a model without a chat template. All that is wrong beside the weights is said before
+    they are read.
     """
     progress(f"finding {model.model}")
     files = resolve(model.model, cache_dir=cache_dir)
@@ -63,6 +66,12 @@ def build(
     progress(f"reading the tokenizer of {opened.name}")
     tokenizer = _tokenizer(opened, files.path)
     chat_template = _chat_template(model.chat_template, opened, files.path, tokenizer)
+    if for_chat and chat_template is None:
+        raise ConfigError(
+            f"{opened.name} is a base model without a chat template; give one with --chat-template, use "
+            "`legato generate`, or a model made for it: qwen2.5-coder-1.5b-instruct",
+            param="chat_template",
+        )
     options = RunnerOptions(
         device=engine.device,
         threads=engine.threads,
@@ -136,7 +145,7 @@ def _max_model_len(asked: int | None, spec: ModelSpec) -> int:
 
 def _tokenizer(opened: OpenedModel, path: Path) -> Tokenizer:
     if opened.gguf is None:
-        return tokenizer_from_folder(path)
+        return tokenizer_from_folder(path, opened.spec.vocab_size)
     with _in_file(path):
         return tokenizer_from_gguf(opened.gguf.metadata, opened.spec.vocab_size)
 

@@ -15,7 +15,7 @@ from legato.attention.base import AttentionBatch, LayerCache
 from legato.attention.reference import ReferenceAttention
 from legato.models.config_json import spec_from_folder
 from legato.models.decoder import Decoder
-from legato.models.safetensors_loader import load_safetensors
+from legato.models.safetensors_loader import SafetensorsWeights
 
 
 class PagedModel:
@@ -86,7 +86,7 @@ def paged_model() -> type[PagedModel]:
 def load_decoder() -> Callable[..., Decoder]:
     def load(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
         spec = spec_from_folder(folder)
-        weights = load_safetensors(folder, spec, dtype=dtype, device=torch.device("cpu"))
+        weights = SafetensorsWeights(folder, spec, dtype=dtype, device=torch.device("cpu"))
         return Decoder(spec, weights, attention=ReferenceAttention())
 
     return load

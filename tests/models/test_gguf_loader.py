@@ -26,7 +26,7 @@ from legato.models.gguf_file import GgufFile
 from legato.models.gguf_loader import PIECE_ELEMENTS, GgufWeights, spec_from_gguf
 from legato.models.load import open_model
 from legato.models.rope import inverse_frequencies
-from legato.models.safetensors_loader import load_safetensors
+from legato.models.safetensors_loader import SafetensorsWeights
 from legato.models.source import ModelFiles
 from legato.models.spec import FrequencyFactors, ModelSpec
 
@@ -115,7 +115,7 @@ def test_spec_and_weights_equal_those_of_the_safetensors(
     # GGUF has one architecture for both families.
     assert spec == replace(expected, family="llama" if expected.family == "mistral" else expected.family)
     weights = load_fp32(file, spec)
-    published = load_safetensors(tmp_path, expected, dtype=torch.float32, device=CPU)
+    published = SafetensorsWeights(tmp_path, expected, dtype=torch.float32, device=CPU)
     assert weights.keys() == published.keys() == spec.tensor_shapes().keys()
     for tensor, weight in weights.items():
         # Adding Gemma's 1 to a gain rounds once, here as there.

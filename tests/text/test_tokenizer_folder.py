@@ -123,7 +123,8 @@ def test_the_post_processor_says_what_stands_around_a_text(tmp_path: Path) -> No
         ({"special_tokens_map": {"bos_token": "<s>", "eos_token": {"content": "</s>"}}}, 1, 2, {2, 3}),
         ({"config": {"bos_token_id": 1, "text_config": {"eos_token_id": 2}}}, 1, 2, {2, 3}),
         ({"tokenizer_config": {"bos_token": None}, "config": {"bos_token_id": 1}}, None, None, {3}),
-        ({"tokenizer_config": {"eos_token": "no such token", "bos_token": 7}}, None, None, {3}),
+        ({"tokenizer_config": {"eos_token": "no such token", "bos_token": {}}}, None, None, {3}),
+        ({"generation_config": {"eos_token_id": None, "bos_token_id": -1}}, None, None, {3}),
     ],
 )
 def test_every_file_may_name_ids_that_end_a_reply(
@@ -136,7 +137,8 @@ def test_every_file_may_name_ids_that_end_a_reply(
 
 
 def test_ids_that_pad_the_embedding_matrix_add_no_text(tmp_path: Path) -> None:
-    tokenizer = write(tmp_path, byte_level(), config={"vocab_size": 10**12})
+    write(tmp_path, byte_level())
+    tokenizer = tokenizer_from_folder(tmp_path, 10**12)
     assert tokenizer.vocab_size == 10**12
     assert tokenizer.decode([10**12 - 1]) == ""
     assert (tokenizer.token_bytes(400, skip_special=False), tokenizer.special_text(400)) == (b"", "")
@@ -167,17 +169,17 @@ def test_truncation_and_padding_of_the_file_are_not_heeded(tmp_path: Path) -> No
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"tokenizer\.json is missing"):
+    with pytest.raises(ModelError, match=r"tokenizer\.json: is missing"):
         tokenizer_from_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "cannot be read"),
-        (b"\xff\xfe", "cannot be read"),
-        (b"[" * 100_000, "cannot be read"),
-        (b"[]", "holds a value of type list, not a JSON object"),
+        (b"", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "holds a JSON list, not an object"),
         (b"{}", "is damaged"),
         (b'{"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}', "is damaged"),
     ],
@@ -211,7 +213,7 @@ def test_decoders_that_look_beyond_one_token_are_refused(
 def test_damage_in_the_files_beside_it_is_refused_by_name(tmp_path: Path, name: str) -> None:
     byte_level().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / f"{name}.json").write_text("{")
-    with pytest.raises(ModelError, match=f"{name}.json cannot be read"):
+    with pytest.raises(ModelError, match=f"{name}.json: not JSON"):
         tokenizer_from_folder(tmp_path)
 
 

@@ -19,6 +19,11 @@ from legato.models.spec import ModelSpec
 from legato.runner.exactness import ExactnessReport
 from legato.runner.load import RunnerOptions, load_runner
 from legato.text.chat import ChatTemplate, load_template, template_from_folder, template_from_gguf
+from legato.text.sampling_defaults import (
+    SamplingDefaults,
+    sampling_defaults_from_folder,
+    sampling_defaults_from_gguf,
+)
 from legato.text.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
 
 
@@ -30,6 +35,8 @@ class Built:
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     """None for a base model: it has no chat format."""
+    sampling_defaults: SamplingDefaults
+    """What a request gets that does not say how to sample."""
     name: str
     """What the model is called in the API."""
     source: Path
@@ -72,6 +79,7 @@ def build(
             "`legato generate`, or a model made for it: qwen2.5-coder-1.5b-instruct",
             param="chat_template",
         )
+    sampling_defaults = _sampling_defaults(model.generation_config, opened, files.path)
     options = RunnerOptions(
         device=engine.device,
         threads=engine.threads,
@@ -99,6 +107,7 @@ def build(
         engine=Engine(scheduler, loaded.runner, clock=time.monotonic),
         tokenizer=tokenizer,
         chat_template=chat_template,
+        sampling_defaults=sampling_defaults,
         name=model.served_model_name or opened.name,
         source=files.path,
         spec=opened.spec,
@@ -108,6 +117,7 @@ def build(
             "prefill": f"{scheduler.prefill_policy}, at most {engine.max_batch_tokens} tokens a step",
             "order": f"{engine.policy}; admission by {engine.admission} need; "
             + ("prefixes shared" if engine.prefix_cache else "no prefixes shared"),
+            "sampling": f"{sampling_defaults} where a request does not say ({model.generation_config})",
             "context": f"at most {scheduler.config.max_model_len} tokens of prompt and reply",
         },
     )
@@ -148,6 +158,15 @@ def _tokenizer(opened: OpenedModel, path: Path) -> Tokenizer:
         return tokenizer_from_folder(path, opened.spec.vocab_size)
     with _in_file(path):
         return tokenizer_from_gguf(opened.gguf.metadata, opened.spec.vocab_size)
+
+
+def _sampling_defaults(asked: str, opened: OpenedModel, path: Path) -> SamplingDefaults:
+    if asked == "none":
+        return SamplingDefaults()
+    if opened.gguf is None:
+        return sampling_defaults_from_folder(path)
+    with _in_file(path):
+        return sampling_defaults_from_gguf(opened.gguf.metadata)
 
 
 def _chat_template(

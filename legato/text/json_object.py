@@ -59,6 +59,13 @@ class JsonObject:
             raise self.error(key, f"a number above {above:g}, at most {_MOST}")
         return float(value)
 
+    def number_within(self, key: str, least: float, most: float) -> float:
+        """A number from `least` to `most`."""
+        value = self.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise self.error(key, f"a number from {least:g} to {most:g}")
+        return float(value)
+
     def number_or_none(self, key: str) -> float | None:
         """As `number`; None for null and for absent."""
         return self.number(key) if self.has(key) else None

@@ -126,7 +126,7 @@ def test_a_choice_that_bans_every_token_has_nothing_to_do_with_the_cache(dtype: 
     decoder = Decoder(LLAMA, tiny_weights(LLAMA), attention=ReferenceAttention())
     cache = KVCache(LLAMA, num_blocks=4, block_size=4, dtype=dtype, device=CPU)
     everything = SamplingParams(max_tokens=9, min_tokens=9, stop_token_ids=frozenset(range(VOCAB)))
-    with pytest.raises(StepError, match="the highest logit is -inf$"):
+    with pytest.raises(StepError, match=r"the highest logit is -inf$"):
         complete(TorchRunner(decoder, cache), Stream((1,), [7, 3], everything), 1)
 
 

@@ -7,6 +7,7 @@ special_tokens_map.json, generation_config.json and config.json, all of them opt
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import tokenizers
@@ -59,17 +60,22 @@ def vocabulary_from_folder(folder: Path, num_ids: int | None = None) -> Vocabula
 
 
 def _parse(path: Path) -> tokenizers.Tokenizer:
-    try:
+    with _faults_of(path):
         parsing = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception for every fault of the file
-        raise _damaged(path, error) from error
     parsing.no_truncation()
     parsing.no_padding()
     return parsing
 
 
-def _damaged(path: Path, error: BaseException) -> ModelError:
-    return ModelError(f"{path}: is damaged ({' '.join(str(error).split())[:200]})")
+@contextmanager
+def _faults_of(path: Path) -> Iterator[None]:
+    """What the library makes of a damaged file: a bare Exception, or a panic, which is not even that."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise ModelError(f"{path}: is damaged ({' '.join(str(error).split())[:200]})") from error
 
 
 def _ends(folder: Path, ids: Mapping[str, int], size: int) -> tuple[list[int], list[int]]:
@@ -155,10 +161,8 @@ def _plain_twin(parsing: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 
 def _frame(parsing: tokenizers.Tokenizer, path: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids that the post-processor puts before and after a text."""
-    try:
+    with _faults_of(path):  # some show only in use
         encoding = parsing.encode("a", add_special_tokens=True)
-    except Exception as error:  # as in `_parse`: some faults show only in use
-        raise _damaged(path, error) from error
     is_text = [mask == 0 for mask in encoding.special_tokens_mask]
     if True not in is_text:
         return tuple(encoding.ids), ()

@@ -175,12 +175,11 @@ def _chat_template(
     """The template asked for, or the model's own; None if there is neither."""
     if asked is not None:
         return _parse(load_template(asked), tokenizer)
-    gguf = opened.gguf
-    source = template_from_folder(path) if gguf is None else template_from_gguf(gguf.metadata)
-    if source is None:
-        return None
+    source = template_from_folder(path) if opened.gguf is None else None
     with _in_file(path):
-        return _parse(source, tokenizer)
+        if opened.gguf is not None:
+            source = template_from_gguf(opened.gguf.metadata)
+        return None if source is None else _parse(source, tokenizer)
 
 
 def _parse(source: str, tokenizer: Tokenizer) -> ChatTemplate:

@@ -135,8 +135,9 @@ def _spec(keys: JsonObject, family: Family) -> ModelSpec:
     )
     obeys_attention_bias = family in ("llama", "qwen3", "gemma3") and keys.flag("attention_bias")
     activation = keys.choice("hidden_activation" if gemma else "hidden_act", _ACTIVATIONS)
-    if gemma and keys.get("use_bidirectional_attention"):
-        raise keys.error("use_bidirectional_attention", "false")
+    for key in ("use_bidirectional_attention", "rope_interleaved"):
+        if keys.get(key):
+            raise keys.error(key, "false")
     return ModelSpec(
         family=family,
         vocab_size=keys.integer("vocab_size"),

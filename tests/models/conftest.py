@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from tiny_models import SMALL, write_folder
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -110,3 +111,12 @@ def published_model() -> Callable[[str, dict[str, object]], PreTrainedModel]:
         return model
 
     return build
+
+
+@pytest.fixture(scope="session")
+def model_folder(
+    published_model: Callable[[str, dict[str, object]], PreTrainedModel],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A Llama as it lies on the hub. Not to be changed: copy it."""
+    return write_folder(tmp_path_factory.mktemp("folder") / "model", published_model("LlamaConfig", SMALL))

@@ -320,6 +320,12 @@ REFUSED = {
         {**LLAMA_3_1_8B, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
         ["rope_scaling.type is 'dynamic'"],
     ),
+    "su": (with_rope(rope_type="su", short_factor=[1.0]), ["rope_scaling.rope_type is 'su'", "linear"]),
+    "proportional rope": (
+        {**QWEN_3_4B, "rope_parameters": {"rope_type": "proportional", "rope_theta": 5.0}},
+        ["rope_parameters.rope_type is 'proportional'"],
+    ),
+    "interleaved rope": ({**LLAMA_3_1_8B, "rope_interleaved": True}, ["rope_interleaved is True", "false"]),
     "rope is no object": ({**LLAMA_3_1_8B, "rope_scaling": 8}, ["rope_scaling is 8", "an object"]),
     "no factor": (with_rope(factor=None), ["rope_scaling.factor is None"]),
     "negative factor": (with_rope(factor=-8.0), ["rope_scaling.factor is -8.0"]),

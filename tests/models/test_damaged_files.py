@@ -16,24 +16,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tiny_gguf import SIZES, convert, write_gguf
-from tokenizers import decoders, models, pre_tokenizers, processors
+from tiny_gguf import Contents, convert, write_gguf
+from tiny_models import BOS, EOS, SMALL, SPECIAL, TEXTS
 
 from legato.config import EngineSettings, ModelSettings
 from legato.engine.build import build
 from legato.errors import ModelError
 from legato.models.gguf_file import GgufFile, GgufTensor
-from legato.text.vocabulary import byte_alphabet
 
 MAX_SECONDS, MAX_GROWTH = 5.0, 400 * 2**20
-SPECIAL = ("<s>", "</s>", "<|eot_id|>")
-TEXTS = [*byte_alphabet(), *SPECIAL, "ab"]
-BOS, EOS = 256, 257
-SMALL = SIZES | {"vocab_size": 264, "hidden_size": 16, "intermediate_size": 24, "head_dim": 8}
 many = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -65,34 +59,15 @@ def bounded_memory() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def whole(published_model: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with every file that a model may have: shards, their index, configs, tokenizer, template."""
-    folder = tmp_path_factory.mktemp("folder") / "model"
-    published_model("LlamaConfig", SMALL | {"eos_token_id": [EOS, 258]}).save_pretrained(
-        folder, max_shard_size=16_000
-    )
-    encoder = tokenizers.Tokenizer(models.BPE(vocab={text: id for id, text in enumerate(TEXTS)}, merges=[]))
-    encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    encoder.decoder = decoders.ByteLevel()
-    encoder.add_special_tokens(list(SPECIAL))
-    encoder.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
-    encoder.save(str(folder / "tokenizer.json"))
-    beside = {
-        "generation_config": {"eos_token_id": [EOS, 258], "temperature": 0.5, "top_k": 3},
-        "tokenizer_config": {"bos_token": "<s>", "eos_token": {"content": "</s>"}},
-        "special_tokens_map": {"bos_token": "<s>"},
-        "chat_template": {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"},
-    }
-    for name, content in beside.items():
-        (folder / f"{name}.json").write_text(json.dumps(content))
-    assert refusal(folder) is None
-    assert len(list(folder.glob("model-*.safetensors"))) >= 3
-    return folder
+def whole(model_folder: Path) -> Path:
+    assert refusal(model_folder) is None
+    assert len(list(model_folder.glob("model-*.safetensors"))) >= 3
+    return model_folder
 
 
 @pytest.fixture(scope="module")
-def gguf(published_model: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    contents = convert(published_model("LlamaConfig", SMALL)).but(
+def contents(published_model: Callable[..., Any]) -> Contents:
+    return convert(published_model("LlamaConfig", SMALL)).but(
         metadata={
             "tokenizer.ggml.model": "gpt2",
             "tokenizer.ggml.pre": "default",
@@ -105,6 +80,10 @@ def gguf(published_model: Callable[..., Any], tmp_path_factory: pytest.TempPathF
             "general.sampling.temp": 0.5,
         }
     )
+
+
+@pytest.fixture(scope="module")
+def gguf(contents: Contents, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = write_gguf(tmp_path_factory.mktemp("gguf") / "model.gguf", contents)
     assert refusal(path) is None
     return path
@@ -414,3 +393,19 @@ def test_a_weight_that_is_not_finite_is_refused_by_name(bad: float, whole: Path,
     tensors[name].view(-1)[-1] = bad
     save_file(tensors, path)
     assert refusal(folder) == f"{path}: tensor {name} holds numbers that are not finite as float32"
+
+
+# Wrong types in the metadata of a GGUF
+
+GGUF_JUNK = st.sampled_from(
+    [None, True, 0, 2**32 - 1, 1.5, float("nan"), "", "two\nlines", [0], [1.5], ["x"]]
+)
+
+
+@settings(many, max_examples=250)
+@given(data=st.data(), junk=GGUF_JUNK)
+def test_any_metadata_of_a_gguf_may_be_of_any_type(
+    contents: Contents, gguf: Path, data: st.DataObject, junk: object
+) -> None:
+    key = data.draw(st.sampled_from(sorted(contents.metadata)))
+    refusal(write_gguf(gguf.with_name("damaged.gguf"), contents.but(metadata={key: junk})))

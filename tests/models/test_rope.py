@@ -13,6 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from legato.models.config_json import spec_from_config
 from legato.models.rope import Rope, inverse_frequencies, rotate
 from legato.models.spec import FrequencyFactors, LinearScaling, RopeSpec
+from legato.text.json_object import JsonObject
 
 CPU = torch.device("cpu")
 LLAMA_3_1 = {
@@ -64,7 +65,7 @@ def test_an_original_length_beside_the_rope_parameters_wins_over_the_one_inside(
     )
     stored = config.to_dict()
     expected, _ = ROPE_INIT_FUNCTIONS["yarn"](config, CPU)
-    spec = spec_from_config(stored, where="config.json").layers[0].rope
+    spec = spec_from_config(JsonObject(values=stored, where="config.json")).layers[0].rope
     torch.testing.assert_close(inverse_frequencies(spec, 64).float(), expected, rtol=2e-6, atol=0)
 
 

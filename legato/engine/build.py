@@ -80,19 +80,7 @@ def build(
             param="chat_template",
         )
     sampling_defaults = _sampling_defaults(model.generation_config, opened, files.path)
-    options = RunnerOptions(
-        device=engine.device,
-        threads=engine.threads,
-        dtype=model.dtype,
-        weights=model.weights,
-        attention=engine.attention,
-        kv_dtype=engine.kv_dtype,
-        block_size=engine.block_size,
-        num_blocks=engine.num_blocks,
-        kv_memory=engine.kv_memory,
-        useful_tokens=engine.running_limit * max_model_len,
-    )
-    loaded = load_runner(opened, options, progress=progress)
+    loaded = load_runner(opened, _runner_options(model, engine, max_model_len), progress=progress)
     pool = BlockPool(loaded.runner.num_blocks, loaded.runner.block_size)
     capacity = pool.num_blocks * pool.block_size
     if model.max_model_len is not None and model.max_model_len > capacity:
@@ -120,6 +108,21 @@ def build(
             "sampling": f"{sampling_defaults} where a request does not say ({model.generation_config})",
             "context": f"at most {scheduler.config.max_model_len} tokens of prompt and reply",
         },
+    )
+
+
+def _runner_options(model: ModelSettings, engine: EngineSettings, max_model_len: int) -> RunnerOptions:
+    return RunnerOptions(
+        device=engine.device,
+        threads=engine.threads,
+        dtype=model.dtype,
+        weights=model.weights,
+        attention=engine.attention,
+        kv_dtype=engine.kv_dtype,
+        block_size=engine.block_size,
+        num_blocks=engine.num_blocks,
+        kv_memory=engine.kv_memory,
+        useful_tokens=engine.running_limit * max_model_len,
     )
 
 

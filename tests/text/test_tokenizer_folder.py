@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -78,6 +78,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 )
 def test_ids_and_texts_are_those_of_the_library(pair: tuple[Tokenizer, Any], text: str) -> None:
     ours, theirs = pair
+    assume(not any(special in text for special in SPECIAL))  # the library reads them, ours only where asked
     ids = ours.encode(text)
     assert ids == theirs.encode(text).ids
     whole = ours.decode(ids, skip_special=False)

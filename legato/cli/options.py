@@ -39,7 +39,13 @@ def takes_settings(
             if file is None and DEFAULT_FILE.is_file():
                 file = DEFAULT_FILE
             origins = {name: _origin(name, context, model_argument) for name in overrides}
-            function(load_settings(file, overrides, origins), **values)
+            settings = load_settings(file, overrides, origins)
+            try:
+                function(settings, **values)
+            except ConfigError as error:  # a value that only this machine or model refuses
+                if error.param not in origins:
+                    raise
+                raise ConfigError(f"{error.message} ({origins[error.param]})", param=error.param) from error
 
         parameters = [_CONTEXT, *own, *_parameters(offered, model_argument)]
         command.__name__ = function.__name__

@@ -72,16 +72,10 @@ def test_the_schema_is_printed(tmp_path: Path) -> None:
         (["serve", "no/such/model.gguf"], {}, "no/such/model.gguf"),
         (["serve", "nonsense"], {}, "gemma3-270m"),
         (["serve", "--device", "tpu"], {}, " (--device)"),
-        (
-            ["serve"],
-            {"LEGATO_MAX_MODEL_LEN": "99999999"},
-            "made for at most 32768 tokens (LEGATO_MAX_MODEL_LEN)",
-        ),
+        (["serve"], {"LEGATO_MAX_MODEL_LEN": "99999"}, "at most 32768 tokens (LEGATO_MAX_MODEL_LEN)"),
         (["serve", "gemma3-270m", "--dtype", "float16"], {}, "float16 does not work for Gemma 3"),
         (["serve", "--max-running", "0"], {}, "error: --max-running: "),
-        (["serve", "--max-num-seqs", "0"], {}, "error: --max-running: "),
-        (["serve"], {"LEGATO_MAX_RUNNING": "0"}, "error: LEGATO_MAX_RUNNING: "),
-        (["serve", "--max-running", "9"], {"LEGATO_MAX_RUNNING": "0", "LEGATO_PORT": "-1"}, "LEGATO_PORT: "),
+        (["serve", "--max-num-seqs", "9"], {"LEGATO_MAX_RUNNING": "0", "LEGATO_PORT": "-1"}, "LEGATO_PORT: "),
         (
             ["serve", "--max-running", "9"],
             {"LEGATO_MAX_BATCH_TOKENS": "8"},

@@ -84,7 +84,10 @@ def nothing(folder: Path, gemma: Path) -> Path:  # noqa: ARG001
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (truncated_gguf, ["cut.gguf", "truncated: tensor 'blk.", "the file has 20000000 bytes and needs 25"]),
+        (
+            truncated_gguf,
+            ["cut.gguf", "truncated: tensor 'token_embd.weight'", "the file has 20000000 bytes"],
+        ),
         (missing_shard, ["model-00002-of-00002.safetensors"]),
         (wrong_shape, ["model.safetensors", "model.layers.0.self_attn.q_proj.weight", "15"]),
         (unknown_architecture, ["config.json", "perceptron", "llama"]),

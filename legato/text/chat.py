@@ -36,7 +36,8 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise ModelError(f"chat template, line {error.lineno}: {error.message}") from error
         except Exception as error:  # what the compiler makes of a strange template is open
-            raise ModelError(f"chat template: {type(error).__name__}: {error}") from error
+            reason = " ".join(str(error).split())[:200]
+            raise ModelError(f"chat template: {type(error).__name__}: {reason}") from error
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._lock = Lock()
 

@@ -65,15 +65,17 @@ def whole(model_folder: Path) -> Path:
     return model_folder
 
 
-@pytest.fixture(scope="module")
-def contents(published_model: Callable[..., Any]) -> Contents:
+@pytest.fixture(scope="module", params=["gpt2", "llama"])
+def contents(request: pytest.FixtureRequest, published_model: Callable[..., Any]) -> Contents:
+    """With each kind of tokenizer."""
     return convert(published_model("LlamaConfig", SMALL)).but(
         metadata={
-            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.model": request.param,
             "tokenizer.ggml.pre": "default",
             "tokenizer.ggml.tokens": TEXTS,
             "tokenizer.ggml.token_type": [1] * 256 + [3] * len(SPECIAL) + [1],
             "tokenizer.ggml.merges": ["a b"],
+            "tokenizer.ggml.scores": [-float(id) for id in range(len(TEXTS))],
             "tokenizer.ggml.bos_token_id": BOS,
             "tokenizer.ggml.eos_token_id": EOS,
             "tokenizer.chat_template": "{{ messages[0].content }}",

@@ -26,6 +26,10 @@ from legato.text.sampling_defaults import (
 )
 from legato.text.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
 
+KEPT_LOADS = 4
+"""The KV cache takes no more, by default, than so many times what all running requests can ever hold, where
+prefixes are shared: what ended stays to be found again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
@@ -112,6 +116,7 @@ def build(
 
 
 def _runner_options(model: ModelSettings, engine: EngineSettings, max_model_len: int) -> RunnerOptions:
+    num_loads = KEPT_LOADS if engine.prefix_cache else 1
     return RunnerOptions(
         device=engine.device,
         threads=engine.threads,
@@ -122,7 +127,8 @@ def _runner_options(model: ModelSettings, engine: EngineSettings, max_model_len:
         block_size=engine.block_size,
         num_blocks=engine.num_blocks,
         kv_memory=engine.kv_memory,
-        useful_tokens=engine.running_limit * max_model_len,
+        useful_tokens=num_loads * engine.running_limit * max_model_len,
+        useful_why=f"{num_loads} x max_running x max_model_len tokens",
     )
 
 

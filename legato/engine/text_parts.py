@@ -28,8 +28,8 @@ class TextParts:
 
 
 def load_text(model: ModelSettings, opened: OpenedModel, path: Path, *, for_chat: bool) -> TextParts:
-    """Raises `ModelError` for the model's files at `path`, and `ConfigError` for a template that was asked for
-    or, `for_chat`, is missing."""
+    """Raises `ModelError` for the model's files at `path`, and `ConfigError` for a template that was asked
+    for or, `for_chat`, is missing."""
     tokenizer = _tokenizer(opened, path)
     chat_template = _chat_template(model.chat_template, opened, path, tokenizer)
     if for_chat and chat_template is None:

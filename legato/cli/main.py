@@ -23,7 +23,7 @@ app = typer.Typer(
 
 NOT_SIMULATED = (
     *("model", "served_model_name", "chat_template", "dtype", "weights", "kv_memory", "device", "threads"),
-    *("attention", "kv_dtype", "calibrate"),
+    *("attention", "kv_dtype", "calibrate", "generation_config"),
 )
 """Settings that a simulation has no use for."""
 COST_HELP = "What steps cost: a .json file that a calibration wrote. Default: gemma3-270m on two cores."

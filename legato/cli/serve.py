@@ -21,6 +21,7 @@ from legato.metrics.throughput import ThroughputLog
 from legato.server.run import bind, serve
 from legato.server.service import Service
 from legato.text.chat import ChatTemplate
+from legato.text.sampling_defaults import SamplingDefaults
 from legato.text.tokenizer import Tokenizer
 
 
@@ -33,6 +34,8 @@ class Served(Protocol):
     def tokenizer(self) -> Tokenizer: ...
     @property
     def chat_template(self) -> ChatTemplate | None: ...
+    @property
+    def sampling_defaults(self) -> SamplingDefaults: ...
     @property
     def name(self) -> str: ...
     @property
@@ -100,6 +103,7 @@ def _service(served: Served, settings: Settings) -> Service:
         model_name=served.name,
         model_root=str(served.source),
         max_model_len=config.max_model_len,
+        sampling_defaults=served.sampling_defaults,
         takes_priority=settings.engine.policy == "priority",
         vocab_size=config.vocab_size,
         metrics_text=lambda: (metrics.render(), CONTENT_TYPE),

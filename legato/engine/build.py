@@ -1,8 +1,7 @@
 """From settings to an engine: the one place that knows all the parts."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,14 +14,16 @@ from legato.engine.cost_file import CostFile
 from legato.engine.costs import step_costs
 from legato.engine.engine import Engine
 from legato.engine.scheduling import make_scheduler, scheduler_config
-from legato.errors import ConfigError, ModelError
-from legato.models.load import OpenedModel, open_model
+from legato.engine.text_parts import load_text
+from legato.errors import ConfigError
+from legato.models.load import open_model
 from legato.models.source import resolve
 from legato.models.spec import ModelSpec
 from legato.runner.exactness import ExactnessReport
 from legato.runner.load import RunnerOptions, load_runner
-from legato.text.chat import ChatTemplate, load_template, template_from_folder, template_from_gguf
-from legato.text.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
+from legato.text.chat import ChatTemplate
+from legato.text.sampling_defaults import SamplingDefaults
+from legato.text.tokenizer import Tokenizer
 
 COST_CHOICES = ("device", "dtype", "attention", "weights")
 """Choices of the runner that steps cost more or less by."""
@@ -39,6 +40,8 @@ class Built:
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     """None for a base model: it has no chat format."""
+    sampling_defaults: SamplingDefaults
+    """What a request gets that does not say how to sample."""
     name: str
     """What the model is called in the API."""
     source: Path
@@ -62,18 +65,20 @@ def build(
     *,
     cache_dir: Path,
     progress: Callable[[str], None] = lambda _: None,
+    for_chat: bool = False,
 ) -> Built:
     """Load a model and build its engine. `progress` is told each stage in words.
 
-    Raises `ModelError` for the model's files and `ConfigError` for settings that do not go with it.
+    Raises `ModelError` for the model's files and `ConfigError` for settings that do not go with it; with
+    `for_chat` also for a model without a chat template. All that is wrong beside the weights is said before
+    they are read.
     """
     progress(f"finding {model.model}")
     files = resolve(model.model, cache_dir=cache_dir)
     opened = open_model(files)
     max_model_len = _max_model_len(model.max_model_len, opened.spec)
     progress(f"reading the tokenizer of {opened.name}")
-    tokenizer = _tokenizer(opened, files.path)
-    chat_template = _chat_template(model.chat_template, opened, files.path, tokenizer)
+    text = load_text(model, opened, files.path, for_chat=for_chat)
     loaded = load_runner(opened, _runner_options(model, engine, max_model_len), progress=progress)
     pool = BlockPool(loaded.runner.num_blocks, loaded.runner.block_size)
     capacity = pool.num_blocks * pool.block_size
@@ -99,14 +104,17 @@ def build(
     scheduler = make_scheduler(engine, config, pool, costs)
     return Built(
         engine=Engine(scheduler, loaded.runner, clock=time.monotonic),
-        tokenizer=tokenizer,
-        chat_template=chat_template,
+        tokenizer=text.tokenizer,
+        chat_template=text.chat_template,
+        sampling_defaults=text.sampling_defaults,
         name=model.served_model_name or opened.name,
         source=files.path,
         spec=opened.spec,
         check_exactness=loaded.runner.check_exactness,
         measure_costs=partial(measure_costs, anew=True),
-        choices=loaded.choices | _choices(engine, scheduler),
+        choices=loaded.choices
+        | _choices(engine, scheduler)
+        | {"sampling": f"{text.sampling_defaults} where a request does not say ({model.generation_config})"},
     )
 
 
@@ -146,41 +154,3 @@ def _max_model_len(asked: int | None, spec: ModelSpec) -> int:
             param="max_model_len",
         )
     return asked or spec.max_position
-
-
-def _tokenizer(opened: OpenedModel, path: Path) -> Tokenizer:
-    if opened.gguf is None:
-        return tokenizer_from_folder(path)
-    with _in_file(path):
-        return tokenizer_from_gguf(opened.gguf.metadata, opened.spec.vocab_size)
-
-
-def _chat_template(
-    asked: str | None, opened: OpenedModel, path: Path, tokenizer: Tokenizer
-) -> ChatTemplate | None:
-    """The template asked for, or the model's own; None if there is neither."""
-    if asked is not None:
-        return _parse(load_template(asked), tokenizer)
-    gguf = opened.gguf
-    source = template_from_folder(path) if gguf is None else template_from_gguf(gguf.metadata)
-    if source is None:
-        return None
-    with _in_file(path):
-        return _parse(source, tokenizer)
-
-
-def _parse(source: str, tokenizer: Tokenizer) -> ChatTemplate:
-    return ChatTemplate(
-        source,
-        bos_token=tokenizer.special_text(tokenizer.bos_id),
-        eos_token=tokenizer.special_text(tokenizer.eos_id),
-    )
-
-
-@contextmanager
-def _in_file(path: Path) -> Iterator[None]:
-    """Name the file in errors of parts that see only what was in it."""
-    try:
-        yield
-    except ModelError as error:
-        raise ModelError(f"{path}: {error.message}") from error

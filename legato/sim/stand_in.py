@@ -21,6 +21,7 @@ from legato.sim.run import new_scheduler
 from legato.sim.times import StepTimes
 from legato.text.chat import ChatTemplate, load_template
 from legato.text.fake import FakeTokenizer
+from legato.text.sampling_defaults import SamplingDefaults
 
 LETTERS = (
     b"eeeeeeeeeeeetttttttttaaaaaaaaooooooooiiiiiiinnnnnnnsssssshhhhhhrrrrrrddddlllcccuuummmwwffggyyppbvk"
@@ -38,6 +39,7 @@ class StandIn:
     engine: Engine
     tokenizer: FakeTokenizer
     chat_template: ChatTemplate
+    sampling_defaults: SamplingDefaults
     name: str
     """What the model is called in the API."""
     source: Path
@@ -70,6 +72,7 @@ def build_stand_in(
         chat_template=ChatTemplate(
             load_template(model.chat_template or CHAT_FORMAT), bos_token="<bos>", eos_token="<eos>"
         ),
+        sampling_defaults=SamplingDefaults(),
         name=model.served_model_name or costs.model,
         source=source,
         choices={"simulated": f"no model is loaded; steps take as long as those of {in_words(costs)}"},

@@ -21,7 +21,7 @@ from transformers.generation.logits_process import (
 )
 
 from legato.core.plan import Sampled, SampleRow
-from legato.core.request import SamplingParams
+from legato.core.request import RequestId, SamplingParams
 from legato.errors import StepError
 from legato.runner.adjust import adjust, is_adjusted
 from legato.runner.draw import best, draw
@@ -248,7 +248,7 @@ def test_stop_tokens_wait_for_the_minimum(temperature: float) -> None:
 def test_logits_that_allow_no_choice_name_the_request(value: float, kind: SamplingParams) -> None:
     logits = random_logits(3)
     logits[1, 40] = value
-    batch = [make_row(GREEDY), make_row(kind)._replace(request_id="broken"), make_row(GREEDY)]
+    batch = [make_row(GREEDY), make_row(kind)._replace(request_id=RequestId("broken")), make_row(GREEDY)]
     with pytest.raises(StepError, match=f"request broken: .*{value}"):
         sample(logits, batch)
 

@@ -32,9 +32,14 @@ def simulate(*arguments: str) -> Result:
 def cost_file(tmp_path: Path) -> Path:
     """Steps of 40 ms, and 1 ms more for each prompt token."""
     cost = StepCost(step=STEP_S, head=0, decode=0, prefill=0.001, context=0, pair=0)
-    shapes = [StepShape(1, 0, 100, 0, True), StepShape(16, 0, 9999, 0, True)]
-    shapes += [StepShape(n, p, 100 * n, p * p, True) for n in (0, 4) for p in (32, 256)]
-    samples = tuple(Sample(**s._asdict(), seconds=cost.seconds(s)) for s in shapes * 20)
+    shapes = [
+        StepShape(decodes, prefill, decodes * context, (2 * context + prefill) * prefill, True)
+        for decodes in (0, 1, 8)
+        for prefill in (0, 32, 128, 512)
+        for context in (100, 2000)
+        if decodes + prefill
+    ]
+    samples = tuple(Sample(**s._asdict(), seconds=cost.seconds(s)) for s in shapes * 5)
     path = tmp_path / "cost.json"
     write_cost_file(
         path,

@@ -115,7 +115,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self.running or self.waiting)
 
     @property
     def in_flight(self) -> Schedule | None:

@@ -155,11 +155,11 @@ class Timelines:
                 continue
             if isinstance(event, TokenEvent):
                 reason = event.finish
-                timeline.token_times.append(now)
-                if len(timeline.token_times) > 1:
-                    gaps.append(timeline.gap_before(-1))
+                if timeline.token_times:
+                    gaps.append(now - timeline.token_times[-1])
                 else:
                     started.append(timeline)
+                timeline.token_times.append(now)
             else:
                 reason = event.reason
             if reason is not None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from legato.config import EngineSettings
 from legato.core.block_pool import BlockPool
+from legato.core.cost import CostModel
 from legato.core.scheduler import Scheduler
 from legato.engine.cost_file import CostFile
 from legato.engine.protocol import Observer
@@ -31,14 +32,16 @@ class Simulation:
     num_preemptions: int
 
 
-def new_scheduler(engine: EngineSettings, costs: CostFile, max_model_len: int | None = None) -> Scheduler:
-    """That of a server with these settings, calibrated with `costs`. Its KV cache is as large as the measured
-    one, unless the settings say how many blocks."""
+def new_scheduler(
+    engine: EngineSettings, costs: CostFile, model: CostModel, max_model_len: int | None = None
+) -> Scheduler:
+    """That of a server with these settings, calibrated with `costs`, from which `model` has learned and goes
+    on. Its KV cache is as large as the measured one, unless the settings say how many blocks."""
     num_blocks = engine.num_blocks or -(-costs.num_blocks * costs.block_size // engine.block_size)
     pool = BlockPool(num_blocks, engine.block_size)
     longest = min(max_model_len or costs.max_model_len, num_blocks * engine.block_size)
     config = scheduler_config(engine, max_model_len=longest, vocab_size=costs.vocab_size)
-    return make_scheduler(engine, config, pool, costs.cost_model())
+    return make_scheduler(engine, config, pool, model)
 
 
 def run_simulation(
@@ -52,10 +55,11 @@ def run_simulation(
     observers: Sequence[Observer] = (),
 ) -> Simulation:
     """With `noise`, steps differ from what is predicted as the measured ones did; `seed` draws how."""
-    scheduler = new_scheduler(engine, costs, max_model_len)
+    model = costs.cost_model()
+    times = StepTimes(model.cost, costs.ratios(model.cost) if noise else (), seed=seed)
+    scheduler = new_scheduler(engine, costs, model, max_model_len)
     targets = Targets(ttft=_seconds(engine.ttft_target_ms), tpot=_seconds(engine.tpot_target_ms))
     recorder = Recorder(targets)
-    times = StepTimes(costs.cost_model().cost, costs.ratios() if noise else (), seed=seed)
     refused = simulate(scheduler, arrivals, times, observers=(recorder, *observers))
     return Simulation(
         scheduler=scheduler,

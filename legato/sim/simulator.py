@@ -69,7 +69,7 @@ def simulate(
     leaving: list[tuple[float, int]] = []
     """A heap: when a client leaves, and whose number it is."""
     refused: list[Refused] = []
-    while coming or engine.has_work:
+    while engine.has_work or coming:
         if not engine.has_work:
             clock.now = max(clock.now, coming[0][1].time)
         while coming and coming[0][1].time <= clock.now:

@@ -50,9 +50,10 @@ def build_stand_in(
     model: ModelSettings, engine: EngineSettings, costs: CostFile, source: Path, *, noise: bool = True
 ) -> StandIn:
     """`source` is where the costs came from. With `noise` steps differ as the measured ones did."""
-    scheduler = new_scheduler(engine, costs, model.max_model_len)
+    prices = costs.cost_model()
+    times = StepTimes(prices.cost, costs.ratios(prices.cost) if noise else ())
+    scheduler = new_scheduler(engine, costs, prices, model.max_model_len)
     tokenizer = FakeTokenizer(costs.vocab_size)
-    times = StepTimes(costs.cost_model().cost, costs.ratios() if noise else ())
 
     def seconds_left(plan: StepPlan) -> float:
         """What a step still has to last: scheduling it took some of its time."""

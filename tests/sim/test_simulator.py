@@ -54,10 +54,15 @@ def test_a_history_makes_the_schedules_that_an_engine_makes(
     clients that leave, steps of any length."""
     engine = EngineSettings.model_validate(given_settings)
     arrivals = sorted(arrivals, key=lambda arrival: arrival.time)
-    real = serve_for_real(new_scheduler(engine, COSTS), arrivals, StepTimes(PRIOR, ratios, seed=7))
+    real = serve_for_real(
+        new_scheduler(engine, COSTS, COSTS.cost_model()), arrivals, StepTimes(PRIOR, ratios, seed=7)
+    )
     simulated = Lines()
     refused = simulate(
-        new_scheduler(engine, COSTS), arrivals, StepTimes(PRIOR, ratios, seed=7), observers=[simulated]
+        new_scheduler(engine, COSTS, COSTS.cost_model()),
+        arrivals,
+        StepTimes(PRIOR, ratios, seed=7),
+        observers=[simulated],
     )
     assert "\n".join(simulated.lines) == "\n".join(line for line in real if "refused" not in line)
     assert [f"{number} refused" for number, _ in refused] == [line for line in real if "refused" in line]

@@ -110,11 +110,10 @@ def plan(scheduler: "Scheduler", schedule: "Schedule") -> StepPlan:
     """
     seqs: list[ForwardSeq] = []
     sample: list[SampleRow] = []
-    running = scheduler.running
-    for request_id, start, length, last in schedule.runs:
-        sequence = running[request_id]
-        if last:
+    for chunk in schedule.runs:
+        sequence = scheduler.running[chunk.request_id]
+        if chunk.last:
             sample.append(sequence.sample_row(len(seqs)))
-        tokens = tuple(sequence.tokens[start : start + length])
-        seqs.append(ForwardSeq(request_id, tokens, start, tuple(sequence.blocks)))
+        tokens = tuple(sequence.tokens[chunk.start : chunk.end])
+        seqs.append(ForwardSeq(chunk.request_id, tokens, chunk.start, tuple(sequence.blocks)))
     return StepPlan(ForwardBatch(tuple(seqs)), tuple(sample))

@@ -101,13 +101,16 @@ class StepCost:
         return seconds / mixed - self.seconds(decodes) / self.pace[decodes.mix]
 
     def chunk_seconds(self, start: int, length: int) -> float:
-        """What a chunk adds to a step."""
+        """What a chunk adds to a step. One of a single token is a decode, as in `shape_of`."""
+        if length == 1:
+            return self.decode + self.context * (start + 1)
         return self.prefill * length + self.pair * (2 * start + length) * length
 
     def chunk_within(self, seconds: float, start: int) -> float:
         """The longest chunk from position `start` on that adds at most `seconds` to a step.
 
-        A real number, infinite if chunks cost nothing: where `chunk_seconds(start, L)` is `seconds`.
+        A real number, infinite if chunks cost nothing: where `chunk_seconds(start, L)` is `seconds`, if the
+        chunk has more than one token.
         """
         linear = self.prefill + 2 * start * self.pair
         # this form of the root is no difference of near numbers, and holds for pair = 0 as well

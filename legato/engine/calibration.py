@@ -78,7 +78,7 @@ def _plans(runner: Runner, config: SchedulerConfig) -> Iterator[StepPlan]:
 def _plan(
     runner: Runner, config: SchedulerConfig, num_decodes: int, context: int, start: int, length: int
 ) -> StepPlan:
-    """Decodes at position `context`, and a chunk unless `length` is 0. Decodes are sampled, the chunk is not."""
+    """Decodes at position `context`, and a chunk in the middle of a prompt unless `length` is 0."""
     draw = random.Random(length)
     num_blocks, size = runner.num_blocks, runner.block_size
     seqs: list[ForwardSeq] = []

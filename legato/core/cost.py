@@ -28,6 +28,13 @@ PRIOR_WEIGHT = 0.05
 """What one made-up sample of the prior counts."""
 OUTLIER = 3.0
 """A sample that is off by more than so many usual errors counts less, in proportion (Huber 1964)."""
+USUAL = 8
+"""Steps whose median error is the usual one: few, so that a machine that has become slower is no outlier for
+long."""
+LEAST_ERROR = 0.01
+"""The usual error is taken to be at least this: else what is exact would teach nothing more."""
+LEAST_STEP = 1e-6
+"""Seconds; so nothing is ever predicted to take no time."""
 PACE_STEP = 0.1
 """Share of each error that goes into the pace."""
 WINDOW = 256
@@ -174,7 +181,8 @@ class CostModel:
             return
         ratio = seconds / self.cost.seconds(shape)
         error = abs(ratio - 1)
-        tolerated = OUTLIER * self.error(0.5)
+        usual = quantile(tuple(self._errors)[-USUAL:], 0.5)
+        tolerated = OUTLIER * max(usual, LEAST_ERROR)
         self._add(shape, seconds, min(1.0, tolerated / error) if error else 1.0)
         self._errors.append(error)
         if shape.mix == 2:
@@ -182,8 +190,9 @@ class CostModel:
             self.margin = max(1.0, quantile(self._ratios, MARGIN_QUANTILE))
         pace = list(self.cost.pace)
         pace[shape.mix] *= min(max(ratio, 1 / (1 + tolerated)), 1 + tolerated) ** PACE_STEP
-        prices = zip(PRICES, solve_nonnegative(self._total, len(PRICES)), strict=True)
-        self.cost = StepCost(**dict(prices), pace=(pace[0], pace[1], pace[2]))
+        prices = dict(zip(PRICES, solve_nonnegative(self._total, len(PRICES)), strict=True))
+        prices["step"] = max(prices["step"], LEAST_STEP)
+        self.cost = StepCost(**prices, pace=(pace[0], pace[1], pace[2]))
 
     def _add(self, shape: StepShape, seconds: float, weight: float) -> None:
         num_decodes, num_prefill, decode_context, prefill_pairs, samples = shape

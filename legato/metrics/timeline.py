@@ -25,6 +25,10 @@ class Targets:
     ttft: float | None = None
     tpot: float | None = None
 
+    def of(self, request: Request) -> "Targets":
+        """Those of a request on a server that has these."""
+        return Targets(ttft=request.ttft_target or self.ttft, tpot=request.tpot_target or self.tpot)
+
 
 NO_TARGETS = Targets()
 
@@ -191,10 +195,7 @@ class Timelines:
             request_id=request.id,
             num_prompt=len(request.prompt),
             arrival=request.arrival,
-            targets=Targets(
-                ttft=request.ttft_target or self._targets.ttft,
-                tpot=request.tpot_target or self._targets.tpot,
-            ),
+            targets=self._targets.of(request),
         )
 
     def stepped(self, record: StepRecord) -> StepChanges:

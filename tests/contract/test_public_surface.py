@@ -17,6 +17,9 @@ def test_the_settings_by_name() -> None:
     names = {
         "model": ["model", "served_model_name", "chat_template", "max_model_len", "dtype", "weights"],
         "engine": [
+            "tpot_target_ms",
+            "ttft_target_ms",
+            "calibrate",
             "max_batch_tokens",
             "prefill_chunk",
             "max_running",

@@ -123,9 +123,9 @@ class TargetBudget:
     def allow(self, decodes: Seq["Sequence"]) -> Allowance:
         tokens, cost = self._max_tokens - len(decodes), self.model.cost
         if not decodes and self.target is not None:
-            knee = max(int(cost.knee(KNEE_LOSS)), self._floor)
+            knee = max(cost.knee(KNEE_LOSS), self._floor)
             if knee < tokens:
-                return Allowance(Limit.KNEE, knee, cost=cost)
+                return Allowance(Limit.KNEE, int(knee), cost=cost)
         own = [s.request.tpot_target or self.target for s in decodes]
         target = min((seconds for seconds in own if seconds is not None), default=None)
         if target is None:

@@ -111,9 +111,12 @@ def least_residual(rows: Sequence[Sequence[Fraction]]) -> Fraction:
     """By trying every set of coefficients that may be other than 0."""
     size = len(rows[0])
     best = Fraction(len(rows))
-    for free in itertools.chain.from_iterable(itertools.combinations(range(size), k + 1) for k in range(size)):
+    for free in itertools.chain.from_iterable(
+        itertools.combinations(range(size), k + 1) for k in range(size)
+    ):
         normal = [
-            [sum(row[i] * row[j] for row in rows) for j in free] + [sum((row[i] for row in rows), Fraction(0))]
+            [sum(row[i] * row[j] for row in rows) for j in free]
+            + [sum((row[i] for row in rows), Fraction(0))]
             for i in free
         ]
         found = solve_exactly(normal)

@@ -183,7 +183,8 @@ class CostModel:
         error = abs(ratio - 1)
         usual = quantile(tuple(self._errors)[-USUAL:], 0.5)
         tolerated = OUTLIER * max(usual, LEAST_ERROR)
-        self._add(shape, seconds, min(1.0, tolerated / error) if error else 1.0)
+        residual = abs(1 / ratio - 1)  # as the least squares count it: of what was measured
+        self._add(shape, seconds, min(1.0, tolerated / residual) if residual else 1.0)
         self._errors.append(error)
         if shape.mix == 2:
             self._ratios.append(ratio)

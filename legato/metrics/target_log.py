@@ -40,11 +40,11 @@ class TargetLog:
         alone = schedule.cost.seconds(shape_of((run.start, 1, True) for run in schedule.decodes))
         logger.log(
             logging.WARNING if unreachable else logging.INFO,
-            "%d decodes take %.3g ms, target %.3g ms: %s",
+            "%d decodes take %.1f ms, target %.1f ms: %s",
             len(schedule.decodes),
             1000 * alone,
             1000 * schedule.target,
-            "it is missed with no prompt at all; a lower max_running would help"
+            "no budget can keep it; fewer at once (max_running) or a looser target would"
             if unreachable
             else "it is within reach again",
         )

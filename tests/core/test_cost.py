@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.core.cost import KEEP, PRICES, CostModel, StepCost, StepShape, quantile, shape_of
+from legato.core.cost import PRICES, CostModel, StepCost, StepShape, quantile, shape_of
 from legato.core.least_squares import sample_sums, solve_nonnegative
 
 TRUE = StepCost(step=0.012, head=0.006, decode=1.5e-3, prefill=6e-4, context=3e-7, pair=4e-8)
@@ -207,6 +207,19 @@ def test_prices_are_found_under_noise_and_outliers(seed: int) -> None:
     assert model.error(0.5) < 0.05
 
 
+@pytest.mark.parametrize("factor", [0.1, 10.0])
+@pytest.mark.parametrize("load", [any_step, decodes_beside_a_prompt])
+def test_one_step_that_is_far_off_hardly_moves_a_prediction(load: Load, factor: float) -> None:
+    draw, model = random.Random(6), CostModel()
+    teach(model, load, 300, draw)
+    for _ in range(10):
+        shape = load(draw)
+        before = model.cost.seconds(shape)
+        model.note(shape, factor * before)
+        assert model.cost.seconds(shape) == pytest.approx(before, rel=0.05)
+        teach(model, load, 30, draw)
+
+
 FAR = [
     shape_of([(9_000, 256, False)] + [(500, 1, True)] * STREAMS),
     shape_of([(7_000, 128, False)]),
@@ -231,6 +244,15 @@ def test_a_machine_that_becomes_slower_is_noticed_within_twenty_steps(load: Load
     teach(model, load, 300, draw)
     teach(model, load, 20, draw, slower=1.5)
     assert max(errors(model, [load(draw) for _ in range(50)], slower=1.5)) < 0.12
+
+
+def test_new_samples_take_the_place_of_old_ones_of_their_kind() -> None:
+    """At another speed it is soon the prices that say so; the pace, which was sooner, is near 1 again."""
+    draw, model = random.Random(7), CostModel()
+    teach(model, decodes_alone, 1_000, draw)
+    teach(model, decodes_alone, 100, draw, slower=1.5)
+    assert max(errors(model, [decodes_alone(draw) for _ in range(50)], slower=1.5)) < 0.05
+    assert model.cost.pace[0] == pytest.approx(1, abs=0.1)
 
 
 def test_a_rare_kind_is_learned_though_the_usual_one_is_exact() -> None:
@@ -261,7 +283,6 @@ def test_a_model_does_not_grow_with_the_steps() -> None:
     size = size_of(model)
     teach(model, any_step, 1_500, draw)
     assert size_of(model) < 1.1 * size
-    assert KEEP < 1
 
 
 def test_the_margin_covers_mixed_steps_and_is_never_below_one() -> None:

@@ -136,10 +136,10 @@ def test_an_unreachable_target_is_logged_once_and_so_is_its_return(caplog: pytes
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         (
             "WARNING",
-            "2 decodes take 1e+03 ms, target 500 ms: it is missed with no prompt at all; "
-            "a lower max_running would help",
+            "2 decodes take 1000.0 ms, target 500.0 ms: no budget can keep it; "
+            "fewer at once (max_running) or a looser target would",
         ),
-        ("INFO", "1 decodes take 1e+03 ms, target 2e+03 ms: it is within reach again"),
+        ("INFO", "1 decodes take 1000.0 ms, target 2000.0 ms: it is within reach again"),
     ]
 
 

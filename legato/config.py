@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -81,6 +82,11 @@ class ModelSettings(Section):
     chat_template: str | None = Field(
         default=None, description="A built-in name, a .jinja file or a template, instead of the model's own."
     )
+    generation_config: Literal["auto", "none"] = Field(
+        default="auto",
+        description="What a request gets that does not say how to sample. auto: what the model's "
+        "generation_config.json says. none: OpenAI's defaults.",
+    )
     max_model_len: int | None = Field(
         default=None,
         ge=1,
@@ -139,12 +145,14 @@ class EngineSettings(Section):
     min_chunk: int = Field(
         default=32,
         ge=1,
-        description="Least tokens of a chunk that the budget cuts short, but for the first of a step.",
+        description="A chunk that the budget would cut shorter waits for the next step, unless it is the "
+        "first of its step or ends its prompt.",
     )
     policy: Literal["fair", "fcfs", "shortest", "priority"] = Field(
         default="fair",
-        description="Which prompt comes first. fair: who would be through first if all shared every step "
-        "equally. fcfs: who came first. shortest: the fewest tokens. priority: the requests' priority.",
+        description="Which prompt comes first. fair: the one that would be through first if all shared every "
+        "step equally. fcfs: who came first. shortest: the fewest tokens to compute. priority: the lowest "
+        "priority that a request names, then who came first.",
     )
     admission: Literal["expected", "strict"] = Field(
         default="expected",
@@ -160,7 +168,8 @@ class EngineSettings(Section):
     )
     kv_memory: Bytes | None = Field(
         default=None,
-        description="Size of the KV cache, such as 4GiB. Default: 0.25 of free memory, 0.9 on a GPU.",
+        description="Size of the KV cache, such as 4GiB. Default: 0.25 of free memory, 0.9 on a GPU, or what "
+        "4 times max_running requests of max_model_len need, if that is less (once, without prefix_cache).",
     )
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
     threads: int | None = Field(
@@ -209,7 +218,10 @@ class ServerSettings(Section):
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
     max_waiting: int = Field(
-        default=2048, ge=1, description="Most requests that wait at once; more are told to come later (429)."
+        default=2048,
+        ge=1,
+        description="Most replies that wait at once. A request for which there is no room gets 429 and the "
+        "seconds after which to try again.",
     )
     shutdown_timeout: float = Field(
         default=30.0, ge=0, description="Seconds that running replies get to end after SIGTERM."
@@ -246,10 +258,13 @@ def alias_of(field: FieldInfo) -> str | None:
     return next((entry.name for entry in field.metadata if isinstance(entry, Alias)), None)
 
 
-def load_settings(file: Path | None, overrides: Mapping[str, object]) -> Settings:
+def load_settings(
+    file: Path | None, overrides: Mapping[str, object], origins: Mapping[str, str] = MappingProxyType({})
+) -> Settings:
     """Settings from runtime.toml, if given, with `overrides` (name -> value) on top.
 
-    Raises `ConfigError`, one line, naming the file or the setting, the value and what is allowed.
+    `origins` says of an override where it came from, such as `--port` or `LEGATO_PORT`. Raises `ConfigError`,
+    one line: where the value came from (or the file and the setting), what is allowed, the value.
     """
     tables = {} if file is None else _read_toml(file)
     merged: dict[str, object] = dict(tables)
@@ -269,8 +284,15 @@ def load_settings(file: Path | None, overrides: Mapping[str, object]) -> Setting
         message, given = "no such setting", ""
     elif first["type"] == "model_type":
         message = "not a table"
-    where = "settings" if file is None or place[-1] in overrides else str(file)
-    raise ConfigError(f"{where}: {'.'.join(place)}: {message}{given}", param=place[-1])
+    # A fault of settings that do not go together stands at their table, and its message has their names.
+    named = set(place[1:] or re.findall(r"\w+", message))
+    at_fault = [
+        origins.get(name, f"{section}.{name}")
+        for section, name, _ in fields()
+        if name in named and name in overrides
+    ]
+    where = ", ".join(at_fault) or f"{file or 'settings'}: {'.'.join(place)}"
+    raise ConfigError(f"{where}: {message}{given}", param=place[-1])
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

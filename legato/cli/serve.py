@@ -52,12 +52,11 @@ def serve_model(settings: Settings) -> None:
 
 
 def _service(built: Built, settings: Settings) -> Service:
-    pool = built.engine.scheduler.blocks
+    scheduler = built.engine.scheduler
     metrics = Metrics(
         model_name=built.name,
-        budget=built.engine.scheduler.config.max_batch_tokens,
-        num_blocks=pool.num_blocks,
-        block_size=pool.block_size,
+        budget=scheduler.config.max_batch_tokens,
+        blocks=scheduler.blocks,
         targets=Targets(
             ttft=in_seconds(settings.engine.ttft_target_ms), tpot=in_seconds(settings.engine.tpot_target_ms)
         ),
@@ -71,6 +70,7 @@ def _service(built: Built, settings: Settings) -> Service:
         model_name=built.name,
         model_root=str(built.source),
         max_model_len=built.max_model_len,
+        sampling_defaults=built.sampling_defaults,
         takes_priority=settings.engine.policy == "priority",
         vocab_size=built.spec.vocab_size,
         metrics_text=lambda: (metrics.render(), CONTENT_TYPE),

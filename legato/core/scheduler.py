@@ -1,8 +1,7 @@
 """The scheduler: which sequences run in the next step, and with how many tokens.
 
-There is no prefill phase and no decode phase. Every running sequence has known tokens and computed tokens,
-and a step lets computed catch up with known, under one token budget: decodes first, then prompts, started and
-waiting ones in one order.
+There is no prefill phase and no decode phase. Each running sequence has known and computed tokens, and a step
+lets computed catch up with known, under one budget: decodes first, then prompts, started and waiting alike.
 
     schedule(now) -> Schedule    decides; changes nothing
     commit(schedule)             takes and gives back blocks, moves sequences
@@ -99,6 +98,8 @@ class Scheduler:
         self.waiting = Queue(self.order)
         self.running: dict[RequestId, Sequence] = {}
         """Sequences that hold blocks, in the order in which they were admitted."""
+        self.num_left_waiting = 0
+        """How many the last step left in the queue: those that came since have not been looked at."""
         self.virtual_time = 0.0
         """Tokens that every prompt would have got by now if all had shared every step equally; see `Fair`."""
         self.caution = 0.0
@@ -251,6 +252,7 @@ class Scheduler:
         for chunk in schedule.chunks:
             self.running[chunk.request_id].last_step = self.step
         self._advance_virtual_time(schedule)
+        self.num_left_waiting = len(self.waiting)
         self.caution = 1.0 if schedule.preempted else self.caution * CALM
         self._in_flight = schedule
         self.step += 1
@@ -391,10 +393,8 @@ class Scheduler:
         """A sequence leaves `running` and gives up its blocks, unless a step in flight still writes them."""
         del self.running[sequence.id]
         blocks, sequence.blocks = sequence.blocks, []
-        in_step = self._in_flight is not None and any(
-            run.request_id == sequence.id for run in self._in_flight.runs
-        )
-        if in_step:
+        runs = () if self._in_flight is None else self._in_flight.runs
+        if any(run.request_id == sequence.id for run in runs):
             self._held.append(blocks)
         else:
             self.blocks.release(blocks)

@@ -60,11 +60,14 @@ class LLM:
         *,
         cache_dir: Path | None = None,
         progress: Callable[[str], None] = lambda _: None,
+        for_chat: bool = False,
     ) -> "LLM":
-        """Load a model by name, path or hub id. Raises `ModelError` or `ConfigError`."""
+        """Load a model by name, path or hub id. Raises `ModelError` or `ConfigError`; with `for_chat` also if
+        it has no chat template."""
         model = ModelSettings(model=model) if isinstance(model, str) else model
         cache_dir = cache_dir or Path.home() / ".cache" / "legato"
-        return cls(build(model, settings or EngineSettings(), cache_dir=cache_dir, progress=progress))
+        settings = settings or EngineSettings()
+        return cls(build(model, settings, cache_dir=cache_dir, progress=progress, for_chat=for_chat))
 
     def generate(
         self,
@@ -125,8 +128,6 @@ class LLM:
                         yield request_id, unread.popleft()
                     if reply.finished:
                         del mine[request_id], self._open[request_id]
-                if mine and not engine.has_work:
-                    raise StepError("the step was interrupted from outside")
                 if mine:
                     self._step()
         finally:
@@ -135,9 +136,11 @@ class LLM:
                 engine.abort(request_id)
 
     def _step(self) -> None:
-        """Run a step, and give each reply its part."""
+        """Run a step, and give each reply its part. Nobody reads on a reply that was given up."""
         engine = self.built.engine
         for event in engine.step():
+            if event.request_id not in self._open:
+                continue
             reply, unread = self._open[event.request_id]
             unread.append(reply.push(event))
             if reply.must_abort:

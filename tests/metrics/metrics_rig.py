@@ -163,9 +163,6 @@ def make_world(
     """
     clock = FakeClock()
     watcher = Watcher()
-    metrics = Metrics(
-        model_name="fake", budget=budget, num_blocks=num_blocks, block_size=block_size, targets=targets
-    )
     config = SchedulerConfig(
         max_batch_tokens=budget,
         max_running=max_running,
@@ -181,6 +178,7 @@ def make_world(
         sleep=clock.sleep,
     )
     pool = BlockPool(num_blocks, block_size)
+    metrics = Metrics(model_name="fake", budget=budget, blocks=pool, targets=targets)
     scheduler = Scheduler(
         config, pool, prefill_policy=policy, budget=timed, order=Fcfs(), replies=NoForesight()
     )

@@ -59,7 +59,7 @@ MUTANTS = (
     Mutant(
         "a scheduler that trusts its policy with the budget",
         "legato/core/draft.py",
-        "if policy.whole and alone else min(remaining, self._budget)",
+        "if policy.whole and alone else min(remaining, left)",
         "if policy.whole and alone else remaining",
         SCHEDULER + "no_policy_can_break_the_budget_or_stop_the_engine",
     ),
@@ -144,7 +144,7 @@ MUTANTS = (
     Mutant(
         "an abort during a step frees blocks that the step still writes",
         "legato/core/scheduler.py",
-        "if in_step:",
+        "if any(run.request_id == sequence.id for run in runs):",
         "if not self:",
         SCHEDULER + "blocks_of_an_aborted_sequence_stay_held_while_a_step_writes_them",
     ),
@@ -303,14 +303,14 @@ MUTANTS = (
     Mutant(
         "virtual time stands still",
         "legato/core/scheduler.py",
-        "self.virtual_time += max(share, AGEING * self.config.max_batch_tokens)",
+        "self.virtual_time += max(share, AGEING * schedule.budget)",
         "self.virtual_time += 0",
         ORDER + "a_giant_gets_on_under_a_stream_of_short_prompts",
     ),
     Mutant(
         "no share is kept for prompts that end",
         "legato/core/draft.py",
-        "kept = int(self._budget * self._scheduler.order.ending_share)",
+        "kept = int(most * self._scheduler.order.ending_share)",
         "kept = 0",
         ORDER + "a_share_of_each_step_is_kept_for_prompts_that_end_in_it",
     ),
@@ -378,7 +378,7 @@ MUTANTS = (
     Mutant(
         "the share for prompts that end leaves the first one crumbs",
         "legato/core/draft.py",
-        "kept = min(kept, self._budget - self._scheduler.config.min_chunk)",
+        "kept = min(kept, most - self._scheduler.config.min_chunk)",
         "kept = min(kept, self._budget)",
         ORDER + "the_first_in_the_order_gets_on_though_short_prompts_leave_only_crumbs",
     ),

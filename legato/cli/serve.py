@@ -10,12 +10,14 @@ from pathlib import Path
 from legato import __version__
 from legato.cli.load import stages
 from legato.cli.options import cache_dir
-from legato.config import Settings
+from legato.config import Settings, in_seconds
 from legato.engine.async_engine import AsyncEngine
 from legato.engine.build import Built, build
 from legato.metrics.journal import JournalFile
 from legato.metrics.prometheus import CONTENT_TYPE, Metrics
+from legato.metrics.target_log import TargetLog
 from legato.metrics.throughput import ThroughputLog
+from legato.metrics.timeline import Targets
 from legato.server.run import bind, serve
 from legato.server.service import Service
 
@@ -52,10 +54,16 @@ def serve_model(settings: Settings) -> None:
 def _service(built: Built, settings: Settings) -> Service:
     scheduler = built.engine.scheduler
     metrics = Metrics(
-        model_name=built.name, budget=scheduler.config.max_batch_tokens, blocks=scheduler.blocks
+        model_name=built.name,
+        budget=scheduler.config.max_batch_tokens,
+        blocks=scheduler.blocks,
+        targets=Targets(
+            ttft=in_seconds(settings.engine.ttft_target_ms), tpot=in_seconds(settings.engine.tpot_target_ms)
+        ),
     )
     built.engine.observe(metrics)
     built.engine.observe(ThroughputLog())
+    built.engine.observe(TargetLog())
     return Service(
         engine=AsyncEngine(built.engine, built.tokenizer, max_waiting=settings.server.max_waiting),
         chat_template=built.chat_template,

@@ -28,6 +28,13 @@ PRIOR_WEIGHT = 0.05
 """What one made-up sample of the prior counts."""
 OUTLIER = 3.0
 """A sample that is off by more than so many usual errors counts less, in proportion (Huber 1964)."""
+USUAL = 8
+"""Steps whose median error is the usual one: few, so that a machine that has become slower is no outlier for
+long."""
+LEAST_ERROR = 0.01
+"""The usual error is taken to be at least this: else what is exact would teach nothing more."""
+LEAST_STEP = 1e-6
+"""Seconds; so nothing is ever predicted to take no time."""
 PACE_STEP = 0.1
 """Share of each error that goes into the pace."""
 WINDOW = 256
@@ -101,13 +108,16 @@ class StepCost:
         return seconds / mixed - self.seconds(decodes) / self.pace[decodes.mix]
 
     def chunk_seconds(self, start: int, length: int) -> float:
-        """What a chunk adds to a step."""
+        """What a chunk adds to a step. One of a single token is a decode, as in `shape_of`."""
+        if length == 1:
+            return self.decode + self.context * (start + 1)
         return self.prefill * length + self.pair * (2 * start + length) * length
 
     def chunk_within(self, seconds: float, start: int) -> float:
         """The longest chunk from position `start` on that adds at most `seconds` to a step.
 
-        A real number, infinite if chunks cost nothing: where `chunk_seconds(start, L)` is `seconds`.
+        A real number, infinite if chunks cost nothing: where `chunk_seconds(start, L)` is `seconds`, if the
+        chunk has more than one token.
         """
         linear = self.prefill + 2 * start * self.pair
         # this form of the root is no difference of near numbers, and holds for pair = 0 as well
@@ -171,16 +181,19 @@ class CostModel:
             return
         ratio = seconds / self.cost.seconds(shape)
         error = abs(ratio - 1)
-        tolerated = OUTLIER * self.error(0.5)
-        self._add(shape, seconds, min(1.0, tolerated / error) if error else 1.0)
+        usual = quantile(tuple(self._errors)[-USUAL:], 0.5)
+        tolerated = OUTLIER * max(usual, LEAST_ERROR)
+        residual = abs(1 / ratio - 1)  # as the least squares count it: of what was measured
+        self._add(shape, seconds, min(1.0, tolerated / residual) if residual else 1.0)
         self._errors.append(error)
         if shape.mix == 2:
             self._ratios.append(ratio)
             self.margin = max(1.0, quantile(self._ratios, MARGIN_QUANTILE))
         pace = list(self.cost.pace)
         pace[shape.mix] *= min(max(ratio, 1 / (1 + tolerated)), 1 + tolerated) ** PACE_STEP
-        prices = zip(PRICES, solve_nonnegative(self._total, len(PRICES)), strict=True)
-        self.cost = StepCost(**dict(prices), pace=(pace[0], pace[1], pace[2]))
+        prices = dict(zip(PRICES, solve_nonnegative(self._total, len(PRICES)), strict=True))
+        prices["step"] = max(prices["step"], LEAST_STEP)
+        self.cost = StepCost(**prices, pace=(pace[0], pace[1], pace[2]))
 
     def _add(self, shape: StepShape, seconds: float, weight: float) -> None:
         num_decodes, num_prefill, decode_context, prefill_pairs, samples = shape

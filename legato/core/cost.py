@@ -16,7 +16,7 @@ and how the machine feels at the moment: near 1. Knows no clock, no request and 
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -156,7 +156,8 @@ class CostModel:
     make it forget what a long prompt costs.
     """
 
-    def __init__(self, prior: StepCost = PRIOR) -> None:
+    def __init__(self, samples: Sequence[tuple[StepShape, float]] = (), *, prior: StepCost = PRIOR) -> None:
+        """`samples` are steps that were measured before: shape and seconds of each."""
         self.cost = prior
         """The prices as of now."""
         self._kinds: dict[tuple[int, ...], Sums] = {}
@@ -170,6 +171,10 @@ class CostModel:
         """Times a prediction, it holds for `MARGIN_QUANTILE` of the steps. At least 1."""
         for shape in PRIOR_SHAPES:
             self._add(shape, prior.seconds(shape), PRIOR_WEIGHT)
+        for shape, seconds in samples:
+            self.note(shape, seconds)
+        if samples:
+            self._judge(samples)
 
     def error(self, q: float) -> float:
         """The `q` quantile of the relative errors of the last predictions, each made before its step ran."""
@@ -180,20 +185,30 @@ class CostModel:
         if seconds <= 0:  # a clock that stands still teaches nothing
             return
         ratio = seconds / self.cost.seconds(shape)
-        error = abs(ratio - 1)
         usual = quantile(tuple(self._errors)[-USUAL:], 0.5)
         tolerated = OUTLIER * max(usual, LEAST_ERROR)
         residual = abs(1 / ratio - 1)  # as the least squares count it: of what was measured
         self._add(shape, seconds, min(1.0, tolerated / residual) if residual else 1.0)
-        self._errors.append(error)
-        if shape.mix == 2:
-            self._ratios.append(ratio)
-            self.margin = max(1.0, quantile(self._ratios, MARGIN_QUANTILE))
+        self._note_error(shape, ratio)
         pace = list(self.cost.pace)
         pace[shape.mix] *= min(max(ratio, 1 / (1 + tolerated)), 1 + tolerated) ** PACE_STEP
         prices = dict(zip(PRICES, solve_nonnegative(self._total, len(PRICES)), strict=True))
         prices["step"] = max(prices["step"], LEAST_STEP)
         self.cost = StepCost(**prices, pace=(pace[0], pace[1], pace[2]))
+
+    def _judge(self, samples: Sequence[tuple[StepShape, float]]) -> None:
+        """Take errors and margin from what was learned, not from the way there."""
+        self._errors.clear()
+        self._ratios.clear()
+        self.margin = 1 + PRIOR_ERROR
+        for shape, seconds in samples:
+            self._note_error(shape, seconds / self.cost.seconds(shape))
+
+    def _note_error(self, shape: StepShape, ratio: float) -> None:
+        self._errors.append(abs(ratio - 1))
+        if shape.mix == 2:
+            self._ratios.append(ratio)
+            self.margin = max(1.0, quantile(self._ratios, MARGIN_QUANTILE))
 
     def _add(self, shape: StepShape, seconds: float, weight: float) -> None:
         num_decodes, num_prefill, decode_context, prefill_pairs, samples = shape

@@ -50,7 +50,7 @@ def decode(num_known: int, target: float | None = None) -> Sequence:
 
 
 def knowing(cost: StepCost, margin: float = 1.0) -> CostModel:
-    model = CostModel(cost)
+    model = CostModel(prior=cost)
     model.margin = margin
     return model
 

@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -311,3 +312,18 @@ def test_no_history_makes_a_price_negative_or_a_prediction_nothing(steps: list[t
         assert min(getattr(model.cost, name) for name in PRICES) >= 0
         assert model.cost.seconds(StepShape(1, 0, 1, 0, True)) > 0
         assert model.margin >= 1
+
+
+def test_what_was_measured_before_is_judged_by_the_prices_that_came_of_it() -> None:
+    """Not by the predictions on the way there, of which the first were those of the prior: far off here."""
+    true = replace(TRUE, prefill=TRUE.prefill / 10, step=TRUE.step / 10, head=TRUE.head / 10)
+    shapes = [StepShape(d, p, 500 * d, p * p, True) for d in (1, 8, 32) for p in (0, 64, 256, 512)]
+    samples = [(shape, true.seconds(shape)) for shape in shapes * 3]
+    model = CostModel(samples)
+    assert model.error(0.9) < 0.1
+    assert model.margin < 1.1
+    one_by_one = CostModel()
+    for shape, seconds in samples:
+        one_by_one.note(shape, seconds)
+    assert one_by_one.cost == model.cost
+    assert one_by_one.error(0.9) > 0.5

@@ -68,7 +68,7 @@ class Histories(RuleBasedStateMachine):
         floor: int,
     ) -> None:
         self.rig = build_rig(
-            timed=TargetBudget(budget, CostModel(BELIEVED), target=tpot_target, floor=floor),
+            timed=TargetBudget(budget, CostModel(prior=BELIEVED), target=tpot_target, floor=floor),
             seconds=TRUE.seconds,
             budget=budget,
             max_running=min(max_running, budget),

@@ -108,7 +108,7 @@ def test_without_targets_nothing_is_judged_and_the_series_are_there() -> None:
 
 def test_steps_are_counted_by_limit_and_predictions_by_their_error() -> None:
     """A step is believed to take 1 s and takes 2: its error is 1."""
-    costs = CostModel(SECOND)
+    costs = CostModel(prior=SECOND)
     budget = TargetBudget(8, costs, target=0.5, floor=2)
     world = make_world(budget=8, timed=budget, step_seconds=lambda _: 2.0, targets=Targets(tpot=0.5))
     world.submit("a", num_prompt=2, max_tokens=4)
@@ -126,7 +126,7 @@ def test_steps_are_counted_by_limit_and_predictions_by_their_error() -> None:
 
 def test_an_unreachable_target_is_logged_once_and_so_is_its_return(caplog: pytest.LogCaptureFixture) -> None:
     """Decodes take 1 s; the target is 2 s for most requests, and half a second for the strict one."""
-    budget = TargetBudget(8, CostModel(SECOND), target=2.0)
+    budget = TargetBudget(8, CostModel(prior=SECOND), target=2.0)
     world = make_world(budget=8, num_blocks=200, timed=budget)
     world.engine.observe(TargetLog())
     with caplog.at_level(logging.INFO):
@@ -146,7 +146,7 @@ def test_an_unreachable_target_is_logged_once_and_so_is_its_return(caplog: pytes
 def test_a_target_that_comes_and_goes_is_logged_at_most_once_a_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    world = make_world(budget=8, timed=TargetBudget(8, CostModel(SECOND), target=2.0))
+    world = make_world(budget=8, timed=TargetBudget(8, CostModel(prior=SECOND), target=2.0))
     world.engine.observe(TargetLog())
     with caplog.at_level(logging.INFO):
         for i in range(60):  # three steps each: a strict one, then another

@@ -65,9 +65,7 @@ def start(machine: Machine, **settings: object) -> tuple[Engine, Ended]:
     """As a server starts: calibrated if there is a target."""
     given = EngineSettings(**settings)  # type: ignore[arg-type]
     config = scheduler_config(given, max_model_len=8_192, vocab_size=VOCAB)
-    costs = CostModel()
-    for shape, seconds in calibrate(machine.runner, config, max_seconds=8.0, clock=machine.clock):
-        costs.note(shape, seconds)
+    costs = CostModel(calibrate(machine.runner, config, max_seconds=8.0, clock=machine.clock))
     engine = Engine(
         make_scheduler(given, config, BlockPool(512, 32), costs), machine.runner, clock=machine.clock
     )

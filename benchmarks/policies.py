@@ -17,7 +17,7 @@ from legato.core.block_pool import BlockPool
 from legato.core.cost import StepCost, quantile
 from legato.core.order import ORDERS
 from legato.core.scheduler import Scheduler, SchedulerConfig
-from legato.metrics.summary import Targets
+from legato.metrics.timeline import NO_TARGETS
 from legato.sim.recorder import Recorder
 from legato.sim.simulator import simulate
 from legato.sim.times import StepTimes
@@ -47,9 +47,9 @@ def serve(
         min_chunk=32,
     )
     scheduler = Scheduler(config, BlockPool(num_blocks, 32), order=ORDERS[order](budget))
-    recorder = Recorder(Targets())
+    recorder = Recorder(NO_TARGETS)
     simulate(scheduler, arrivals, StepTimes(cost), observers=[recorder])
-    timelines = sorted((one.timeline for one in recorder.ended), key=lambda t: int(t.request_id))
+    timelines = sorted(recorder.ended, key=lambda t: int(t.request_id))
     ttft = [timeline.ttft for timeline in timelines if timeline.ttft is not None]
     return Outcome(ttft, len(recorder.steps), recorder.num_preemptions)
 

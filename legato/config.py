@@ -58,6 +58,11 @@ class Alias:
     name: str
 
 
+def in_seconds(milliseconds: float | None) -> float | None:
+    """A time that may be missing."""
+    return None if milliseconds is None else milliseconds / 1000
+
+
 class Section(BaseModel):
     """One table of runtime.toml."""
 

@@ -12,12 +12,14 @@ from typing import Protocol
 from legato import __version__
 from legato.cli.load import stages
 from legato.cli.options import cache_dir
-from legato.config import Settings
+from legato.config import Settings, in_seconds
 from legato.engine.async_engine import AsyncEngine
 from legato.engine.engine import Engine
 from legato.metrics.journal import JournalFile
 from legato.metrics.prometheus import CONTENT_TYPE, Metrics
+from legato.metrics.target_log import TargetLog
 from legato.metrics.throughput import ThroughputLog
+from legato.metrics.timeline import Targets
 from legato.server.run import bind, serve
 from legato.server.service import Service
 from legato.text.chat import ChatTemplate
@@ -93,10 +95,16 @@ def _stand_in(settings: Settings, costs: str, noise: bool) -> Served:
 def _service(served: Served, settings: Settings) -> Service:
     config = served.engine.scheduler.config
     metrics = Metrics(
-        model_name=served.name, budget=config.max_batch_tokens, blocks=served.engine.scheduler.blocks
+        model_name=served.name,
+        budget=config.max_batch_tokens,
+        blocks=served.engine.scheduler.blocks,
+        targets=Targets(
+            ttft=in_seconds(settings.engine.ttft_target_ms), tpot=in_seconds(settings.engine.tpot_target_ms)
+        ),
     )
     served.engine.observe(metrics)
     served.engine.observe(ThroughputLog())
+    served.engine.observe(TargetLog())
     return Service(
         engine=AsyncEngine(served.engine, served.tokenizer, max_waiting=settings.server.max_waiting),
         chat_template=served.chat_template,

@@ -30,9 +30,9 @@ class Limit(Enum):
     """What bounds the prompt tokens of a step."""
 
     TOKENS = "tokens"
-    """`max_batch_tokens`."""
+    """`max_batch_tokens`: there is no target to keep."""
     TARGET = "target"
-    """More would not meet the target."""
+    """The target of those that decode, which is kept; or `max_batch_tokens`, where that is less."""
     FLOOR = "floor"
     """The target leaves less than the least that keeps prompts going; they get that, and it may be missed."""
     UNREACHABLE = "unreachable"
@@ -50,6 +50,8 @@ class Allowance:
     """The most tokens, whatever they cost."""
     target: float | None = None
     """Seconds that the step may take."""
+    margin: float = 1.0
+    """What its prediction is multiplied by before it is compared with the target."""
     seconds: float = math.inf
     """What is left of it for chunks, as `StepCost.left_beside` counts."""
     floor: int = 0
@@ -61,7 +63,10 @@ class Allowance:
         """The most tokens of a chunk from position `start` on."""
         if self.cost is None or self.target is None:
             return self.tokens
-        fits = max(self.cost.chunk_within(self.seconds, start), self.floor)
+        fits = self.cost.chunk_within(self.seconds, start)
+        if fits < 2:  # a single token has a price of its own
+            fits = int(self.cost.chunk_seconds(start, 1) <= self.seconds)
+        fits = max(fits, self.floor)
         return int(fits) if fits < self.tokens else self.tokens
 
     def take(self, start: int, length: int) -> None:
@@ -118,9 +123,9 @@ class TargetBudget:
     def allow(self, decodes: Seq["Sequence"]) -> Allowance:
         tokens, cost = self._max_tokens - len(decodes), self.model.cost
         if not decodes and self.target is not None:
-            knee = max(int(cost.knee(KNEE_LOSS)), self._floor)
+            knee = max(cost.knee(KNEE_LOSS), self._floor)
             if knee < tokens:
-                return Allowance(Limit.KNEE, knee, cost=cost)
+                return Allowance(Limit.KNEE, int(knee), cost=cost)
         own = [s.request.tpot_target or self.target for s in decodes]
         target = min([seconds for seconds in own if seconds is not None], default=None)
         if target is None:
@@ -128,8 +133,15 @@ class TargetBudget:
         alone = StepShape(len(decodes), 0, sum([len(s.tokens) for s in decodes]), 0, True)
         seconds = cost.left_beside(alone, target / self.model.margin)
         limit = Limit.UNREACHABLE if cost.seconds(alone) > target else Limit.TARGET
-        floor = min(self._floor, tokens)
-        return Allowance(limit, tokens, target=target, seconds=seconds, floor=floor, cost=cost)
+        return Allowance(
+            limit,
+            tokens,
+            target=target,
+            margin=self.model.margin,
+            seconds=seconds,
+            floor=min(self._floor, tokens),
+            cost=cost,
+        )
 
     def note(self, shape: StepShape, seconds: float) -> None:
         self.model.note(shape, seconds)

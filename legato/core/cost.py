@@ -16,7 +16,7 @@ and how the machine feels at the moment: near 1. Knows no clock, no request and 
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,11 +28,18 @@ PRIOR_WEIGHT = 0.05
 """What one made-up sample of the prior counts."""
 OUTLIER = 3.0
 """A sample that is off by more than so many usual errors counts less, in proportion (Huber 1964)."""
+USUAL = 8
+"""Steps whose median error is the usual one: few, so that a machine that has become slower is no outlier for
+long."""
+LEAST_ERROR = 0.01
+"""The usual error is taken to be at least this: else what is exact would teach nothing more."""
+LEAST_STEP = 1e-6
+"""Seconds; so nothing is ever predicted to take no time."""
 PACE_STEP = 0.1
 """Share of each error that goes into the pace."""
 FAMILIAR, EVERY = 32, 16
-"""Once so many steps of a kind were learned from, one in so many moves the prices; all move the pace. Solving
-for the prices takes longer than scheduling a step."""
+"""Once so many steps of a kind were learned from, one in so many moves the prices, and any that surprises. (All
+move the pace.) Solving for the prices takes longer than scheduling a step."""
 WINDOW = 256
 """Predictions over which errors and the margin are taken."""
 MARGIN_QUANTILE = 0.95
@@ -104,13 +111,16 @@ class StepCost:
         return seconds / mixed - self.seconds(decodes) / self.pace[decodes.mix]
 
     def chunk_seconds(self, start: int, length: int) -> float:
-        """What a chunk adds to a step."""
+        """What a chunk adds to a step. One of a single token is a decode, as in `shape_of`."""
+        if length == 1:
+            return self.decode + self.context * (start + 1)
         return self.prefill * length + self.pair * (2 * start + length) * length
 
     def chunk_within(self, seconds: float, start: int) -> float:
         """The longest chunk from position `start` on that adds at most `seconds` to a step.
 
-        A real number, infinite if chunks cost nothing: where `chunk_seconds(start, L)` is `seconds`.
+        A real number, infinite if chunks cost nothing: where `chunk_seconds(start, L)` is `seconds`, if the
+        chunk has more than one token.
         """
         linear = self.prefill + 2 * start * self.pair
         # this form of the root is no difference of near numbers, and holds for pair = 0 as well
@@ -149,25 +159,27 @@ class CostModel:
     make it forget what a long prompt costs.
     """
 
-    def __init__(self, prior: StepCost = PRIOR) -> None:
+    def __init__(self, samples: Sequence[tuple[StepShape, float]] = (), *, prior: StepCost = PRIOR) -> None:
+        """`samples` are steps that were measured before: shape and seconds of each."""
         self.cost = prior
         """The prices as of now."""
         self._prices = {name: getattr(prior, name) for name in PRICES}
         self._kinds: dict[tuple[int, ...], Sums] = {}
-        self._seen: Counter[tuple[int, ...]] = Counter()
-        """Steps of each kind."""
+        self._seen: Counter[tuple[int, ...]] = Counter()  # steps of each kind
         self._total: Sums = [0.0] * (len(PRICES) * (len(PRICES) + 1))
         """Over all kinds."""
         self._errors = deque([PRIOR_ERROR] * 8, maxlen=WINDOW)
         """|measured / predicted - 1| of the last steps."""
         self._ratios = deque([1 + PRIOR_ERROR] * 8, maxlen=WINDOW)
         """measured / predicted of the last steps in which chunks ran beside decodes."""
-        self._tolerated = OUTLIER * PRIOR_ERROR
-        """An error above it is an outlier's."""
         self.margin = 1 + PRIOR_ERROR
         """Times a prediction, it holds for `MARGIN_QUANTILE` of the steps. At least 1."""
         for shape in PRIOR_SHAPES:
             self._add(shape, kind_of(shape), prior.seconds(shape), PRIOR_WEIGHT)
+        for shape, seconds in samples:
+            self.note(shape, seconds)
+        if samples:
+            self._judge(samples)
 
     def error(self, q: float) -> float:
         """The `q` quantile of the relative errors of the last predictions, each made before its step ran."""
@@ -178,20 +190,33 @@ class CostModel:
         if seconds <= 0:  # a clock that stands still teaches nothing
             return
         ratio = seconds / self.cost.seconds(shape)
-        error, tolerated = abs(ratio - 1), self._tolerated
-        self._errors.append(error)
-        if shape.mix == 2:
-            self._ratios.append(ratio)
+        usual = quantile(tuple(self._errors)[-USUAL:], 0.5)
+        tolerated = OUTLIER * max(usual, LEAST_ERROR)
         kind = kind_of(shape)
         self._seen[kind] += 1
-        if self._seen[kind] <= FAMILIAR or self._seen[kind] % EVERY == 0:
-            self._add(shape, kind, seconds, min(1.0, tolerated / error) if error else 1.0)
+        residual = abs(1 / ratio - 1)  # as the least squares count it: of what was measured
+        if self._seen[kind] <= FAMILIAR or self._seen[kind] % EVERY == 0 or residual > tolerated:
+            self._add(shape, kind, seconds, min(1.0, tolerated / residual) if residual else 1.0)
             self._prices = dict(zip(PRICES, solve_nonnegative(self._total, len(PRICES)), strict=True))
-            self._tolerated = OUTLIER * self.error(0.5)
-            self.margin = max(1.0, quantile(self._ratios, MARGIN_QUANTILE))
+            self._prices["step"] = max(self._prices["step"], LEAST_STEP)
+        self._note_error(shape, ratio)
         pace = list(self.cost.pace)
         pace[shape.mix] *= min(max(ratio, 1 / (1 + tolerated)), 1 + tolerated) ** PACE_STEP
         self.cost = StepCost(**self._prices, pace=(pace[0], pace[1], pace[2]))
+
+    def _judge(self, samples: Sequence[tuple[StepShape, float]]) -> None:
+        """Take errors and margin from what was learned, not from the way there."""
+        self._errors.clear()
+        self._ratios.clear()
+        self.margin = 1 + PRIOR_ERROR
+        for shape, seconds in samples:
+            self._note_error(shape, seconds / self.cost.seconds(shape))
+
+    def _note_error(self, shape: StepShape, ratio: float) -> None:
+        self._errors.append(abs(ratio - 1))
+        if shape.mix == 2:
+            self._ratios.append(ratio)
+            self.margin = max(1.0, quantile(self._ratios, MARGIN_QUANTILE))
 
     def _add(self, shape: StepShape, kind: tuple[int, ...], seconds: float, weight: float) -> None:
         num_decodes, num_prefill, decode_context, prefill_pairs, samples = shape

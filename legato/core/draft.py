@@ -110,6 +110,7 @@ class Draft:
             budget=self._size,
             limit=self._allowance.limit,
             target=self._allowance.target,
+            margin=self._allowance.margin,
             cost=self._allowance.cost,
         )
 

@@ -79,6 +79,8 @@ class Schedule:
     """What set the budget."""
     target: float | None = None
     """Seconds that it should take at most; None if nobody in it waits for a next token by a target."""
+    margin: float = 1.0
+    """Times `predicted`, it holds for almost every step: so much is kept below the target."""
     cost: StepCost | None = None
     """The prices that it was decided by, if the budget knows time."""
 

@@ -1,8 +1,7 @@
 """The scheduler: which sequences run in the next step, and with how many tokens.
 
-There is no prefill phase and no decode phase. Every running sequence has known tokens and computed tokens,
-and a step lets computed catch up with known, under one token budget: decodes first, then prompts, started and
-waiting ones in one order.
+There is no prefill phase and no decode phase. Each running sequence has known and computed tokens, and a step
+lets computed catch up with known, under one budget: decodes first, then prompts, started and waiting alike.
 
     schedule(now) -> Schedule    decides; changes nothing
     commit(schedule)             takes and gives back blocks, moves sequences
@@ -394,10 +393,8 @@ class Scheduler:
         """A sequence leaves `running` and gives up its blocks, unless a step in flight still writes them."""
         del self.running[sequence.id]
         blocks, sequence.blocks = sequence.blocks, []
-        in_step = self._in_flight is not None and any(
-            run.request_id == sequence.id for run in self._in_flight.runs
-        )
-        if in_step:
+        runs = () if self._in_flight is None else self._in_flight.runs
+        if any(run.request_id == sequence.id for run in runs):
             self._held.append(blocks)
         else:
             self.blocks.release(blocks)

@@ -24,9 +24,8 @@ class FinishReason(Enum):
 
 def finish_reason(sequence: "Sequence") -> FinishReason | None:
     """Whether the token just appended ends the reply; a stop token wins over the length."""
-    request, tokens = sequence.request, sequence.tokens
-    params, num_generated = request.params, len(tokens) - len(request.prompt)
-    if num_generated > params.min_tokens and tokens[-1] in params.stop_token_ids:
+    params, num_generated = sequence.request.params, len(sequence.tokens) - len(sequence.request.prompt)
+    if num_generated > params.min_tokens and sequence.tokens[-1] in params.stop_token_ids:
         return FinishReason.STOP
     if num_generated >= params.max_tokens:
         return FinishReason.LENGTH

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from legato.config import EngineSettings, ModelSettings
 from legato.core.block_pool import BlockPool
-from legato.core.cost import CostModel
+from legato.core.cost import CostModel, StepShape
 from legato.core.scheduler import Scheduler
 from legato.engine.cost_file import CostFile
 from legato.engine.costs import step_costs
@@ -27,6 +27,8 @@ from legato.text.tokenizer import Tokenizer
 
 COST_CHOICES = ("device", "dtype", "attention", "weights")
 """Choices of the runner that steps cost more or less by."""
+EXAMPLE_CONTEXT = 512
+"""Tokens before each decode of the step that the start tells of."""
 KEPT_LOADS = 4
 """The KV cache takes no more, by default, than so many times what all running requests can ever hold, where
 prefixes are shared: what ended stays to be found again."""
@@ -112,9 +114,7 @@ def build(
         spec=opened.spec,
         check_exactness=loaded.runner.check_exactness,
         measure_costs=partial(measure_costs, anew=True),
-        choices=loaded.choices
-        | _choices(engine, scheduler)
-        | {"sampling": f"{text.sampling_defaults} where a request does not say ({model.generation_config})"},
+        choices=loaded.choices | _choices(model, engine, scheduler, costs, text.sampling_defaults),
     )
 
 
@@ -135,16 +135,33 @@ def _runner_options(model: ModelSettings, engine: EngineSettings, max_model_len:
     )
 
 
-def _choices(engine: EngineSettings, scheduler: Scheduler) -> dict[str, str]:
+def _choices(
+    model: ModelSettings,
+    engine: EngineSettings,
+    scheduler: Scheduler,
+    costs: CostModel,
+    sampling_defaults: SamplingDefaults,
+) -> dict[str, str]:
     return {
         "prefill": f"{scheduler.prefill_policy}, at most {engine.token_limit} tokens a step",
-        "target": "none"
-        if engine.tpot_target_ms is None
-        else f"no gap between tokens above {engine.tpot_target_ms:g} ms",
+        "target": "none" if engine.tpot_target_ms is None else _target(engine, engine.tpot_target_ms, costs),
         "order": f"{engine.policy}; admission by {engine.admission} need; "
         + ("prefixes shared" if engine.prefix_cache else "no prefixes shared"),
+        "sampling": f"{sampling_defaults} where a request does not say ({model.generation_config})",
         "context": f"at most {scheduler.config.max_model_len} tokens of prompt and reply",
     }
+
+
+def _target(engine: EngineSettings, target_ms: float, costs: CostModel) -> str:
+    text = f"no gap between tokens above {target_ms:g} ms"
+    if not engine.calibrate:
+        return f"{text}; what steps cost is not measured, the steps will teach it"
+    num = engine.running_limit
+    few, many = (1000 * costs.cost.seconds(StepShape(n, 0, n * EXAMPLE_CONTEXT, 0, True)) for n in (1, num))
+    return (
+        f"{text}; by calibration a step of 1 decode takes {few:.3g} ms, of {num} {many:.3g} ms, at "
+        f"{EXAMPLE_CONTEXT} tokens each (error {costs.error(0.5):.1%} at p50, {costs.error(0.9):.1%} at p90)"
+    )
 
 
 def _max_model_len(asked: int | None, spec: ModelSpec) -> int:

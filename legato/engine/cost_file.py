@@ -54,10 +54,7 @@ class CostFile(BaseModel):
 
     def cost_model(self) -> CostModel:
         """A model that has learned from the samples."""
-        model = CostModel()
-        for sample in self.samples:
-            model.note(sample.shape, sample.seconds)
-        return model
+        return CostModel([(sample.shape, sample.seconds) for sample in self.samples])
 
     def ratios(self, cost: StepCost) -> tuple[float, ...]:
         """measured / predicted by `cost` of each sample, sorted: how far steps of one shape differ."""

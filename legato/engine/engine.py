@@ -82,8 +82,7 @@ class Engine:
         error, model_time = None, 0.0
         try:
             result = self.compute(schedule)
-            ended = self.clock()
-            events, model_time = scheduler.complete(result, ended), result.elapsed
+            events, model_time = scheduler.complete(result, ended := self.clock()), result.elapsed
         except BaseException as caught:  # whatever the model does, the loop and the other requests live on
             if scheduler.in_flight is None:
                 raise

@@ -1,6 +1,6 @@
 """From settings to a scheduler: which budget, order and prefill policy they mean."""
 
-from legato.config import EngineSettings
+from legato.config import EngineSettings, in_seconds
 from legato.core.block_pool import BlockPool
 from legato.core.budget import TargetBudget
 from legato.core.cost import CostModel
@@ -25,7 +25,7 @@ def make_scheduler(
     engine: EngineSettings, config: SchedulerConfig, pool: BlockPool, costs: CostModel
 ) -> Scheduler:
     """`config` is that of the settings. `costs` learns from every step."""
-    target = None if engine.tpot_target_ms is None else engine.tpot_target_ms / 1000
+    target = in_seconds(engine.tpot_target_ms)
     return Scheduler(
         config,
         pool,

@@ -40,6 +40,12 @@ class StepRecord:
     def elapsed(self) -> float:
         return self.ended - self.schedule.now
 
+    @property
+    def prediction_error(self) -> float | None:
+        """|elapsed / predicted - 1|. None for a failed step, and where nothing was predicted."""
+        predicted = self.schedule.predicted
+        return abs(self.elapsed / predicted - 1) if predicted and self.error is None else None
+
     def to_json(self) -> dict[str, object]:
         """The record in plain values: numbers and request ids, never a token."""
         schedule = self.schedule
@@ -53,6 +59,7 @@ class StepRecord:
             "limit": schedule.limit.value,
             "target": schedule.target,
             "predicted": schedule.predicted,
+            "margin": schedule.margin,
             "decodes": [run.request_id for run in schedule.decodes],
             "chunks": [[run.request_id, run.start, run.length, run.last] for run in schedule.chunks],
             "admitted": schedule.admitted,

@@ -1,4 +1,4 @@
-"""What a run was like: distributions over the timelines of its requests, and who met the targets.
+"""What a run was like: distributions over the timelines of its requests.
 
 The formulas are those of `timeline`; `docs/metrics.md` has them in symbols.
 """
@@ -8,12 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from legato.core.cost import quantile
-from legato.core.request import Request
-from legato.core.stopping import FinishReason
-from legato.metrics.timeline import RequestTimeline
-
-MAY_EXCEED = 0.01
-"""Share of a reply's gaps that may be longer than its target: the target is on the 99th percentile."""
+from legato.metrics.timeline import COMPLETE, RequestTimeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,28 +39,6 @@ def distribution(values: Iterable[float | None]) -> Distribution | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Targets:
-    """In seconds; None for none."""
-
-    ttft: float | None = None
-    tpot: float | None = None
-
-    def of(self, request: Request) -> "Targets":
-        """Those of a request on a server that has these."""
-        return Targets(ttft=request.ttft_target or self.ttft, tpot=request.tpot_target or self.tpot)
-
-    def are_met(self, timeline: RequestTimeline) -> bool:
-        """By a reply that is complete: its TTFT, and its gaps but for `MAY_EXCEED` of them."""
-        if timeline.reason not in (FinishReason.STOP, FinishReason.LENGTH):
-            return False
-        ttft, gaps = timeline.ttft, timeline.itl
-        if self.ttft is not None and (ttft is None or ttft > self.ttft):
-            return False
-        over = 0 if self.tpot is None else sum(gap > self.tpot for gap in gaps)
-        return over <= MAY_EXCEED * len(gaps)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
     """Over requests, in seconds; None where no request has one."""
 
@@ -81,7 +54,7 @@ class Latencies:
 def latencies(timelines: Iterable[RequestTimeline]) -> Latencies:
     """TTFT, gaps and queue time of all that have them; TPOT and E2E of complete replies alone."""
     timelines = tuple(timelines)
-    complete = [t for t in timelines if t.reason in (FinishReason.STOP, FinishReason.LENGTH)]
+    complete = [t for t in timelines if t.reason in COMPLETE]
     return Latencies(
         ttft=distribution(t.ttft for t in timelines),
         itl=distribution(gap for t in timelines for gap in t.itl),

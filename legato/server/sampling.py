@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from legato.config import in_seconds
 from legato.core.request import SamplingParams
 from legato.engine.output import Terms
 from legato.errors import ContextLengthError, RequestError
@@ -85,7 +86,13 @@ def sampling_params(
 
 def terms(body: GenerationBody) -> Terms:
     """How the request is treated among others."""
-    return Terms(priority=body.priority, cache_salt=body.cache_salt or "", timeout=body.timeout)
+    return Terms(
+        priority=body.priority,
+        cache_salt=body.cache_salt or "",
+        tpot_target=in_seconds(body.tpot_target_ms),
+        ttft_target=in_seconds(body.ttft_target_ms),
+        timeout=body.timeout,
+    )
 
 
 def seed_of(seed: int | None, sample: int) -> int | None:

@@ -13,7 +13,7 @@ def plot(simulation: Simulation, title: str, text: str) -> str:
 
 
 def _charts(simulation: Simulation) -> Iterator[Chart]:
-    steps, timelines = simulation.steps, [one.timeline for one in simulation.ended]
+    steps, timelines = simulation.steps, simulation.ended
     targets = simulation.targets
     firsts = [1000 * t.ttft for t in timelines if t.ttft is not None]
     gaps = [(t.token_times[i], 1000 * t.gap_before(i)) for t in timelines for i in range(1, t.num_generated)]

@@ -7,8 +7,7 @@ from legato.core.budget import Limit
 from legato.core.request import Request, RequestId
 from legato.core.stopping import FinishReason
 from legato.metrics.journal import StepRecord
-from legato.metrics.summary import Targets
-from legato.metrics.timeline import RequestTimeline, Timelines
+from legato.metrics.timeline import RequestTimeline, Targets, Timelines
 
 LIMITS = tuple(Limit)
 _NUMBER_OF = {limit: number for number, limit in enumerate(LIMITS)}
@@ -41,34 +40,23 @@ class Steps:
         return len(self.start)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """A request that ended, and what it was to meet."""
-
-    timeline: RequestTimeline
-    targets: Targets
-
-
 class Recorder:
     """An observer of an engine."""
 
     def __init__(self, targets: Targets) -> None:
         """`targets` are the server's, for requests without their own."""
         self.steps = Steps()
-        self.ended: list[Ended] = []
+        self.ended: list[RequestTimeline] = []
         self.num_preemptions = 0
-        self._targets = targets
-        self._timelines = Timelines()
-        self._targets_of: dict[RequestId, Targets] = {}
+        self._timelines = Timelines(targets)
 
     def submitted(self, request: Request) -> None:
         self._timelines.submitted(request)
-        self._targets_of[request.id] = self._targets.of(request)
 
     def aborted(self, request_id: RequestId, reason: FinishReason, now: float) -> None:
         timeline = self._timelines.aborted(request_id, reason, now)
         if timeline is not None:
-            self._end(timeline)
+            self.ended.append(timeline)
 
     def stepped(self, record: StepRecord) -> None:
         schedule, steps = record.schedule, self.steps
@@ -81,8 +69,4 @@ class Recorder:
         steps.num_waiting.append(record.num_waiting)
         steps.blocks_used.append(record.blocks_used)
         self.num_preemptions += len(schedule.preempted)
-        for timeline in self._timelines.stepped(record).finished:
-            self._end(timeline)
-
-    def _end(self, timeline: RequestTimeline) -> None:
-        self.ended.append(Ended(timeline=timeline, targets=self._targets_of.pop(timeline.request_id)))
+        self.ended += self._timelines.stepped(record).finished

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from legato.core.stopping import FinishReason
 from legato.metrics.summary import Distribution, Latencies, latencies
+from legato.metrics.timeline import COMPLETE
 from legato.sim.recorder import LIMITS
 from legato.sim.run import Simulation
 
@@ -32,9 +32,9 @@ class Report:
     finished: dict[str, int]
     """Requests by how they ended; `refused` could never be served."""
     latencies: Latencies
-    good: float
-    """Share of the requests that are complete and met their targets."""
-    goodput: float
+    good: float | None
+    """Share of the requests with targets that are complete and met them; None if none has any."""
+    goodput: float | None
     """Such requests a second."""
     gaps_over: GapsOver | None
     """None without a target."""
@@ -62,19 +62,19 @@ def report(simulation: Simulation) -> Report:
     steps, ended = simulation.steps, simulation.ended
     duration = steps.start[-1] + steps.elapsed[-1] if len(steps) else 0.0
     num_requests = len(ended) + len(simulation.refused)
-    finished = Counter(one.timeline.reason.value for one in ended if one.timeline.reason is not None)
+    finished = Counter(one.reason.value for one in ended if one.reason is not None)
     if simulation.refused:
         finished["refused"] = len(simulation.refused)
-    good = sum(one.targets.are_met(one.timeline) for one in ended)
+    judged = [one.met_targets for one in ended if one.met_targets is not None]
     limits = Counter(LIMITS[i].value for i in steps.limit)
-    num_output = sum(one.timeline.num_generated for one in ended)
+    num_output = sum(one.num_generated for one in ended)
     return Report(
         duration=duration,
         num_requests=num_requests,
         finished=dict(finished),
-        latencies=latencies(one.timeline for one in ended),
-        good=good / num_requests if num_requests else 0.0,
-        goodput=good / duration if duration else 0.0,
+        latencies=latencies(ended),
+        good=sum(judged) / len(judged) if judged else None,
+        goodput=sum(judged) / duration if judged else None,
         gaps_over=_gaps_over(simulation),
         prompt_rate=sum(steps.num_prefill) / duration if duration else 0.0,
         output_rate=num_output / duration if duration else 0.0,
@@ -90,10 +90,7 @@ def report(simulation: Simulation) -> Report:
 
 def _gaps_over(simulation: Simulation) -> GapsOver | None:
     ratios = [
-        gap / one.targets.tpot
-        for one in simulation.ended
-        if one.targets.tpot is not None
-        for gap in one.timeline.itl
+        gap / one.targets.tpot for one in simulation.ended if one.targets.tpot is not None for gap in one.itl
     ]
     if not ratios:
         return None
@@ -125,16 +122,14 @@ def table(result: Report) -> Iterator[str]:
             f"gaps above the target: {over.target:.2%}; by over 10 %: {over.by_tenth:.2%}; "
             f"by over 50 %: {over.by_half:.2%}"
         )
-    yield f"goodput: {result.goodput:.3f} requests/s, {result.good:.1%} complete and within their targets"
+    if result.goodput is not None and result.good is not None:
+        yield f"goodput: {result.goodput:.3f} requests/s, {result.good:.1%} complete and within their targets"
     limits = ", ".join(f"{name} {num:,}" for name, num in sorted(result.limits.items()))
     yield f"steps: {result.num_steps:,}; prompts bounded by: {limits}"
     yield (
         f"at most {result.max_running} running, {result.max_waiting} waiting, "
         f"{result.max_blocks:.0%} of the KV cache held; {result.num_preemptions} preemptions"
     )
-
-
-COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 def _row(name: str, samples: Distribution | None) -> str:

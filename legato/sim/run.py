@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from legato.config import EngineSettings
+from legato.config import EngineSettings, in_seconds
 from legato.core.block_pool import BlockPool
 from legato.core.cost import CostModel
 from legato.core.scheduler import Scheduler
 from legato.engine.cost_file import CostFile
 from legato.engine.protocol import Observer
 from legato.engine.scheduling import make_scheduler, scheduler_config
-from legato.metrics.summary import Targets
-from legato.sim.recorder import Ended, Recorder, Steps
+from legato.metrics.timeline import RequestTimeline, Targets
+from legato.sim.recorder import Recorder, Steps
 from legato.sim.simulator import Refused, simulate
 from legato.sim.times import StepTimes
 from legato.workload.arrival import Arrival
@@ -26,7 +26,7 @@ class Simulation:
     targets: Targets
     """The server's."""
     steps: Steps
-    ended: tuple[Ended, ...]
+    ended: tuple[RequestTimeline, ...]
     """In the order in which they ended."""
     refused: tuple[Refused, ...]
     num_preemptions: int
@@ -58,7 +58,7 @@ def run_simulation(
     model = costs.cost_model()
     times = StepTimes(model.cost, costs.ratios(model.cost) if noise else (), seed=seed)
     scheduler = new_scheduler(engine, costs, model, max_model_len)
-    targets = Targets(ttft=_seconds(engine.ttft_target_ms), tpot=_seconds(engine.tpot_target_ms))
+    targets = Targets(ttft=in_seconds(engine.ttft_target_ms), tpot=in_seconds(engine.tpot_target_ms))
     recorder = Recorder(targets)
     refused = simulate(scheduler, arrivals, times, observers=(recorder, *observers))
     return Simulation(
@@ -69,7 +69,3 @@ def run_simulation(
         refused=refused,
         num_preemptions=recorder.num_preemptions,
     )
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000

@@ -25,6 +25,9 @@ def test_the_settings_by_name() -> None:
             "weights",
         ],
         "engine": [
+            "tpot_target_ms",
+            "ttft_target_ms",
+            "calibrate",
             "max_batch_tokens",
             "prefill_chunk",
             "max_running",

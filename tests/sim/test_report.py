@@ -7,7 +7,8 @@ import pytest
 from sim_rig import known_costs
 
 from legato.config import EngineSettings
-from legato.metrics.summary import Targets, distribution
+from legato.metrics.summary import distribution
+from legato.metrics.timeline import Targets
 from legato.sim.chart import cumulative, over_time, ticks
 from legato.sim.plot import plot
 from legato.sim.report import report, table
@@ -33,36 +34,19 @@ def test_the_numbers_are_those_of_the_timelines() -> None:
     result = report(simulation)
     assert result.finished == {"length": 2, "abort": 1, "refused": 1}
     assert result.num_requests == 4
-    stream, document = (
-        next(one for one in simulation.ended if one.timeline.num_prompt == n) for n in (64, 2000)
-    )
+    stream, document = (next(one for one in simulation.ended if one.num_prompt == n) for n in (64, 2000))
     assert stream.targets == Targets(ttft=1.0, tpot=0.1)
-    assert document.timeline.ttft is not None
-    assert document.timeline.ttft > 1.0
-    assert result.good == 0.25
+    assert document.ttft is not None
+    assert document.ttft > 1.0
+    assert result.good == 0.5  # nobody knows what the one who left would have got
     assert result.goodput == pytest.approx(1 / result.duration)
     assert result.num_steps == len(simulation.steps) == sum(result.limits.values())
     assert result.latencies.itl is not None
-    assert result.latencies.itl.num == sum(one.timeline.num_generated - 1 for one in simulation.ended)
+    assert result.latencies.itl.num == sum(one.num_generated - 1 for one in simulation.ended)
     assert result.gaps_over is not None
     assert result.gaps_over.by_half == 0.0
     assert 0 < result.busy <= 1
     assert json.loads(json.dumps(result.to_json()))["latencies"]["ttft"]["num"] == 3
-
-
-def test_a_reply_may_exceed_its_target_in_a_hundredth_of_its_gaps() -> None:
-    simulation = run_simulation(EngineSettings(), COSTS, [arrival(8, 202)], noise=False)
-    [ended] = simulation.ended
-    times = ended.timeline.token_times
-    gap = max(ended.timeline.itl)
-    met = Targets(tpot=gap * 1.01)
-    assert met.are_met(ended.timeline)
-    times[-1] += 1.0
-    assert met.are_met(ended.timeline)  # 1 of 201
-    for i in range(1, 4):
-        times[-i] += 10.0 * (4 - i)
-    assert not met.are_met(ended.timeline)
-    assert not Targets(ttft=1e-9).are_met(ended.timeline)
 
 
 def test_percentiles_are_samples() -> None:

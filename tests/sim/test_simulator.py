@@ -77,7 +77,7 @@ def test_time_passes_by_formula() -> None:
     steps, cost = simulation.steps, COSTS.cost_model().cost
     assert list(steps.num_prefill) == [100, 0, 0, 50]
     assert list(steps.start)[0::3] == [5.0, 60.0]
-    first, second = (one.timeline for one in simulation.ended)
+    first, second = simulation.ended
     assert first.ttft == pytest.approx(
         cost.step + cost.head + 100 * cost.prefill + 100**2 * cost.pair, rel=0.05
     )
@@ -120,7 +120,7 @@ def test_a_target_of_its_own_rules_the_steps_beside_it() -> None:
         simulation = run_simulation(
             EngineSettings(max_batch_tokens=512), COSTS, [stream, prompt], noise=False
         )
-        return max(gap for one in simulation.ended for gap in one.timeline.itl)
+        return max(gap for one in simulation.ended for gap in one.itl)
 
     assert longest_gap(None) > 0.5
     assert longest_gap(0.1) <= 0.1

@@ -179,6 +179,11 @@ class ServerSettings(Section):
     max_waiting: int = Field(
         default=2048, ge=1, description="Most requests that wait at once; more are told to come later (429)."
     )
+    sse_keep_alive: float = Field(
+        default=10.0,
+        ge=0,
+        description="Seconds of silence after which a stream sends a comment, lest somebody close it. 0: never.",
+    )
     shutdown_timeout: float = Field(
         default=30.0, ge=0, description="Seconds that running replies get to end after SIGTERM."
     )

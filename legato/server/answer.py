@@ -14,10 +14,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from legato.engine.output import Delta
-from legato.server.protocol import GenerationBody
-from legato.server.replies import Generation, Part, merged, started
+from legato.server.protocol import GenerationBody, StreamOptions
+from legato.server.replies import Generation, Part, started
 from legato.server.service import Service
-from legato.server.sse import DONE, EventStream, event, unless_gone
+from legato.server.sse import DONE, KEEP_ALIVE, EventStream, Silence, event, unless_gone
 
 Json = dict[str, object]
 
@@ -83,14 +83,15 @@ async def answer(
 
 async def _whole(service: Service, head: Json, name: str, prepare: Prepare) -> Json:
     generation, wording = await prepare()
-    with started(service.engine, generation, name) as streams:
-        made: list[list[Delta]] = [[] for _ in streams]
-        async with aclosing(merged(streams)) as deltas:
-            async for index, delta in deltas:
-                made[index].append(delta)
+    with started(service.engine, generation, name) as running:
+        made: list[list[Delta]] = [[] for _ in running.streams]
+        async with aclosing(running.read()) as items:
+            async for item in items:
+                if item is not None:
+                    made[item[0]].append(item[1])
     replies = [Part.of(deltas_of_one) for deltas_of_one in made]
     num_completion = sum(len(reply.sampled) for reply in replies)
-    usage = Usage(generation.num_prompt_tokens, num_completion, generation.num_cached(streams))
+    usage = Usage(generation.num_prompt_tokens, num_completion, generation.num_cached(running.streams))
     return {**head, **wording.whole(replies), "usage": usage.as_json()}
 
 
@@ -98,25 +99,31 @@ async def _events(
     service: Service, body: GenerationBody, head: Json, name: str, prepare: Prepare
 ) -> AsyncGenerator[bytes, None]:
     generation, wording = await prepare()
-    options = body.stream_options
-    with_usage = options is not None and options.include_usage
-    running_usage = options is not None and options.continuous_usage_stats
+    options = body.stream_options or StreamOptions()
     usage = Usage(generation.num_prompt_tokens)
     opened: set[int] = set()
-    with started(service.engine, generation, name) as streams:
-        async with aclosing(merged(streams)) as deltas:
-            async for index, delta in deltas:
-                usage.num_completion += delta.sampled is not None
-                for chunk in wording.chunks(index, Part.of([delta]), first=index not in opened):
-                    if running_usage:
-                        usage.num_cached = generation.num_cached(streams)
-                        yield event({**head, **chunk, "usage": usage.as_json()})
-                    elif with_usage:
-                        yield event({**head, **chunk, "usage": None})
-                    else:
-                        yield event({**head, **chunk})
-                opened.add(index)
-        usage.num_cached = generation.num_cached(streams)
-    if with_usage:
+
+    def chunk_of(content: Json) -> bytes:
+        if options.continuous_usage_stats:
+            usage.num_cached = generation.num_cached(running.streams)
+            return event({**head, **content, "usage": usage.as_json()})
+        return event({**head, **content, "usage": None} if options.include_usage else {**head, **content})
+
+    with started(service.engine, generation, name) as running:
+        silence = Silence(service.keep_alive, running.wake)
+        async with aclosing(running.read()) as items:
+            with silence.watched():
+                async for item in items:
+                    if item is None:
+                        yield KEEP_ALIVE
+                        continue
+                    index, delta = item
+                    usage.num_completion += delta.sampled is not None
+                    for content in wording.chunks(index, Part.of([delta]), first=index not in opened):
+                        silence.heard()
+                        yield chunk_of(content)
+                    opened.add(index)
+        usage.num_cached = generation.num_cached(running.streams)
+    if options.include_usage:
         yield event({**head, "choices": [], "usage": usage.as_json()})
     yield DONE

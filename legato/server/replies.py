@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from legato.core.plan import Sampled
 from legato.core.request import SamplingParams
@@ -64,52 +65,59 @@ class Part:
         )
 
 
+class Replies:
+    """The replies to one HTTP request in the making, and the one queue that all their deltas go through."""
+
+    def __init__(self) -> None:
+        self.streams: list[Stream] = []
+        self._deltas: asyncio.Queue[tuple[int, Delta] | None] = asyncio.Queue()
+
+    def put(self, index: int, delta: Delta) -> None:
+        """Reply number `index` grew by `delta`."""
+        self._deltas.put_nowait((index, delta))
+
+    def wake(self) -> None:
+        """Whoever waits in `read` gets None; nobody does if there is something else to read."""
+        if self._deltas.empty():
+            self._deltas.put_nowait(None)
+
+    async def read(self) -> AsyncGenerator[tuple[int, Delta] | None, None]:
+        """The deltas of all replies as they come, with the reply's number, until all are complete.
+
+        Raises `StepError` if one fails, `DeadlineError` if the request's timeout passes,
+        `UnavailableError` if the server stops before all are complete.
+        """
+        num_left = len(self.streams)
+        while num_left:
+            item = await self._deltas.get()
+            if item is not None and item[1].finish is not None:
+                num_left -= 1
+                _check(item[1].finish)
+            yield item
+
+
 @contextmanager
-def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[list[Stream]]:
+def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[Replies]:
     """Submit everything; whatever is still running when the block is left is aborted.
 
     Raises what `AsyncEngine.submit` raises; then nothing runs on.
     """
     with ExitStack() as stack:
-        streams: list[Stream] = []
+        replies = Replies()
         for prompt, params in zip(generation.prompts, generation.params, strict=True):
             for sample in range(generation.n):
+                index = len(replies.streams)
                 stream = engine.submit(
                     prompt,
                     replace(params, seed=seed_of(params.seed, sample)),
                     stop=generation.stop,
-                    request_id=f"{name}-{len(streams)}",
+                    request_id=f"{name}-{index}",
                     arrival=generation.arrival,
                     terms=generation.terms,
+                    on_delta=partial(replies.put, index),
                 )
-                streams.append(stack.enter_context(stream))
-        yield streams
-
-
-async def merged(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Delta], None]:
-    """The deltas of all streams as they come, with the stream's number.
-
-    Raises `StepError` if one fails, `DeadlineError` if the request's timeout passes,
-    `UnavailableError` if the server stops before all are complete.
-    """
-    deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
-    pumps = [asyncio.ensure_future(_pump(index, stream, deltas)) for index, stream in enumerate(streams)]
-    num_left = len(pumps)
-    try:
-        while num_left:
-            index, delta = await deltas.get()
-            if delta.finish is not None:
-                num_left -= 1
-                _check(delta.finish)
-            yield index, delta
-    finally:
-        for pump in pumps:
-            pump.cancel()
-
-
-async def _pump(index: int, stream: Stream, deltas: asyncio.Queue[tuple[int, Delta]]) -> None:
-    async for delta in stream:
-        deltas.put_nowait((index, delta))
+                replies.streams.append(stack.enter_context(stream))
+        yield replies
 
 
 def _check(finish: Finish) -> None:

@@ -68,6 +68,8 @@ class Service:
     """The most tokens of a prompt and its reply together."""
     vocab_size: int
     """Token ids run from 0 to vocab_size - 1."""
+    keep_alive: float = 10.0
+    """Seconds without an event after which a stream sends a comment; 0 for never."""
     takes_priority: bool = False
     """Whether requests may say how urgent they are."""
     metrics_text: Callable[[], tuple[bytes, str]]

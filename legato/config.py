@@ -182,7 +182,7 @@ class ServerSettings(Section):
     sse_keep_alive: float = Field(
         default=10.0,
         ge=0,
-        description="Seconds of silence after which a stream sends a comment, lest somebody close it. 0: never.",
+        description="Seconds of silence after which a stream sends a comment, to stay open. 0: never.",
     )
     shutdown_timeout: float = Field(
         default=30.0, ge=0, description="Seconds that running replies get to end after SIGTERM."

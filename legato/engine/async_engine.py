@@ -19,7 +19,7 @@ from legato.core.request import RequestId, SamplingParams
 from legato.core.stopping import FinishReason
 from legato.engine.engine import Engine
 from legato.engine.loop import EngineLoop
-from legato.engine.output import NO_TERMS, Delta, Reply, Terms, new_request
+from legato.engine.output import NO_TERMS, PLAIN_TEXT, Delta, Reply, Terms, TextRules, new_request
 from legato.errors import QueueFullError, RequestError
 from legato.text.tokenizer import Tokenizer
 
@@ -124,7 +124,7 @@ class AsyncEngine:
         prompt: Sequence[int],
         params: SamplingParams,
         *,
-        stop: Sequence[str] = (),
+        text: TextRules = PLAIN_TEXT,
         request_id: str | None = None,
         arrival: float | None = None,
         terms: Terms = NO_TERMS,
@@ -132,7 +132,7 @@ class AsyncEngine:
     ) -> Stream:
         """Start a reply to `prompt` (token ids).
 
-        `stop` are strings that end the reply; they are cut off. `arrival` is when the client's request came,
+        `arrival` is when the client's request came,
         in seconds on the engine's clock (now, if not given). `on_delta` takes the deltas in place of whoever
         iterates over the stream; it is called in the event loop's thread. Raises `RequestError` at once for
         what can never be served, `QueueFullError` if too many wait already, `UnavailableError` after `stop`.
@@ -143,7 +143,7 @@ class AsyncEngine:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id")
         self.engine.scheduler.validate(request)
         self._check_queue()
-        stream = Stream(Reply(request, self.tokenizer, stop), self._abort, on_delta)
+        stream = Stream(Reply(request, self.tokenizer, text), self._abort, on_delta)
         self._loop.submit(request)
         self._streams[request.id] = stream
         self._idle.clear()

@@ -13,6 +13,7 @@ from legato.core.plan import plan
 from legato.core.request import Request, RequestId
 from legato.core.scheduler import Scheduler
 from legato.core.stopping import FinishReason
+from legato.engine.progress import ProgressReports
 from legato.engine.protocol import Observer, Runner
 from legato.errors import LegatoError
 from legato.metrics.journal import StepRecord
@@ -34,6 +35,7 @@ class Engine:
         self.clock = clock
         self._runner = runner
         self._observers: list[Observer] = []
+        self._progress = ProgressReports()
 
     def observe(self, observer: Observer) -> None:
         """Tell `observer` everything from now on. Call it before the engine runs."""
@@ -46,6 +48,7 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue a request; raises `RequestError` if it cannot be served."""
         self.scheduler.add(request)
+        self._progress.follow(request)
         for observer in self._observers:
             observer.submitted(request)
 
@@ -97,7 +100,7 @@ class Engine:
         )
         for observer in self._observers:
             observer.stepped(record)
-        return (*expired, *events)
+        return (*expired, *self._progress.report(scheduler), *events)
 
     def _expire(self, now: float) -> tuple[Event, ...]:
         """End what is over its deadline, before any work is done for it."""

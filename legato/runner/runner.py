@@ -12,6 +12,7 @@ from legato.runner.exactness import ExactnessCheck, ExactnessReport
 from legato.runner.inputs import build_inputs
 from legato.runner.kv_cache import KVCache
 from legato.runner.sampler import sample
+from legato.runner.score import score
 
 
 class TorchRunner:
@@ -35,21 +36,22 @@ class TorchRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Store K and V of every token of the batch, and sample the rows of `plan.sample`.
+        """Store K and V of every token of the batch, sample the rows of `plan.sample`, and score what
+        `plan.score` asks for.
 
-        The LM head is computed for the sampled rows only: none in a step of middle chunks. `elapsed` covers
-        all of it, the device's work included. Raises StepError when a row's logits allow no choice.
+        The LM head is computed for these rows only: none in a step of middle chunks that nobody wants scored.
+        `elapsed` covers all of it, the device's work included. Raises StepError when a row's logits allow no
+        choice.
         """
         began = self._clock()
         device = self._decoder.device
         inputs = build_inputs(plan, block_size=self.block_size, device=device)
-        logits = self._decoder.forward(
-            inputs.token_ids, inputs.positions, inputs.batch, self._cache.layers, inputs.rows
-        )
-        sampled = sample(logits, plan.sample)
+        hidden = self._decoder.hidden(inputs.token_ids, inputs.positions, inputs.batch, self._cache.layers)
+        sampled = sample(self._decoder.logits(hidden[inputs.rows]), plan.sample)
+        scored = score(self._decoder, hidden, plan)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return StepResult(sampled, self._clock() - began)
+        return StepResult(sampled, self._clock() - began, scored)
 
     def check_exactness(self, seconds: float, seed: int) -> ExactnessReport:
         """Compare logits over random schedules for about `seconds`; the cache's contents are lost."""

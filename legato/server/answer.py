@@ -5,6 +5,7 @@ The endpoints say what to generate (`Generation`) and how to word it (`Wording`)
 
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Protocol
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from legato.core.events import ProgressEvent
 from legato.engine.output import Delta
 from legato.server.protocol import GenerationBody, StreamOptions
 from legato.server.replies import Generation, Part, started
@@ -52,13 +54,18 @@ class Usage:
     num_completion: int = 0
     num_cached: int = 0
     """Tokens of the prompts that were not computed."""
+    num_truncated: int | None = None
+    """Tokens that were cut off the prompts, if that was asked for."""
 
     def as_json(self) -> Json:
+        details = {"cached_tokens": self.num_cached}
+        if self.num_truncated is not None:
+            details["truncated_tokens"] = self.num_truncated
         return {
             "prompt_tokens": self.num_prompt,
             "completion_tokens": self.num_completion,
             "total_tokens": self.num_prompt + self.num_completion,
-            "prompt_tokens_details": {"cached_tokens": self.num_cached},
+            "prompt_tokens_details": details,
         }
 
 
@@ -91,7 +98,12 @@ async def _whole(service: Service, head: Json, name: str, prepare: Prepare) -> J
                     made[item[0]].append(item[1])
     replies = [Part.of(deltas_of_one) for deltas_of_one in made]
     num_completion = sum(len(reply.sampled) for reply in replies)
-    usage = Usage(generation.num_prompt_tokens, num_completion, generation.num_cached(running.streams))
+    usage = Usage(
+        generation.num_prompt_tokens,
+        num_completion,
+        generation.num_cached(running.streams),
+        generation.num_truncated,
+    )
     return {**head, **wording.whole(replies), "usage": usage.as_json()}
 
 
@@ -100,8 +112,10 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     generation, wording = await prepare()
     options = body.stream_options or StreamOptions()
-    usage = Usage(generation.num_prompt_tokens)
+    usage = Usage(generation.num_prompt_tokens, num_truncated=generation.num_truncated)
     opened: set[int] = set()
+    untold: defaultdict[int, list[Delta]] = defaultdict(list)
+    """Deltas of prompts, by reply: they are told with the reply's first token."""
 
     def chunk_of(content: Json) -> bytes:
         if options.continuous_usage_stats:
@@ -118,8 +132,16 @@ async def _events(
                         yield KEEP_ALIVE
                         continue
                     index, delta = item
+                    if delta.progress is not None:
+                        silence.heard()
+                        yield chunk_of({"choices": [], "progress": _progress(index, delta.progress)})
+                        continue
+                    untold[index].append(delta)
+                    if delta.sampled is None and delta.finish is None:
+                        continue
                     usage.num_completion += delta.sampled is not None
-                    for content in wording.chunks(index, Part.of([delta]), first=index not in opened):
+                    part = Part.of(untold.pop(index))
+                    for content in wording.chunks(index, part, first=index not in opened):
                         silence.heard()
                         yield chunk_of(content)
                     opened.add(index)
@@ -127,3 +149,14 @@ async def _events(
     if options.include_usage:
         yield event({**head, "choices": [], "usage": usage.as_json()})
     yield DONE
+
+
+def _progress(index: int, event: ProgressEvent) -> Json:
+    """How far the prompt of reply `index` is."""
+    return {
+        "index": index,
+        "prefilled_tokens": event.num_computed,
+        "prompt_tokens": event.num_prompt,
+        "cached_tokens": event.num_cached,
+        "queue_place": event.queue_place,
+    }

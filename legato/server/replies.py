@@ -13,7 +13,7 @@ from legato.core.plan import Sampled
 from legato.core.request import SamplingParams
 from legato.core.stopping import FinishReason
 from legato.engine.async_engine import AsyncEngine, Stream
-from legato.engine.output import Delta, Finish, Terms
+from legato.engine.output import Delta, Finish, Terms, TextRules
 from legato.errors import DeadlineError, StepError, UnavailableError
 from legato.server.sampling import seed_of
 
@@ -25,7 +25,9 @@ class Generation:
     prompts: tuple[tuple[int, ...], ...]
     params: tuple[SamplingParams, ...]
     """For each prompt, the parameters of its first reply."""
-    stop: tuple[str, ...]
+    text: TextRules
+    num_truncated: int | None
+    """Tokens that were cut off the prompts; None if the request does not want that."""
     n: int
     arrival: float
     """When the HTTP request came, in seconds on the engine's clock."""
@@ -52,6 +54,8 @@ class Part:
     """`stop` or `length` if the reply ends with it."""
     stop_reason: str | int | None
     """The stop string or the stop token's id that ended it (as vLLM)."""
+    prompt: tuple[Sampled, ...] = ()
+    """All of the prompt with log-probabilities, if they were asked for: part of what comes first."""
 
     @classmethod
     def of(cls, deltas: Sequence[Delta]) -> "Part":
@@ -62,6 +66,7 @@ class Part:
             tuple(delta.sampled for delta in deltas if delta.sampled is not None),
             None if finish is None else finish.reason.value,
             None if finish is None else finish.stop,
+            tuple(token for delta in deltas for token in delta.prompt),
         )
 
 
@@ -110,7 +115,7 @@ def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[
                 stream = engine.submit(
                     prompt,
                     replace(params, seed=seed_of(params.seed, sample)),
-                    stop=generation.stop,
+                    text=generation.text,
                     request_id=f"{name}-{index}",
                     arrival=generation.arrival,
                     terms=generation.terms,

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 
 from legato.core.request import SamplingParams
-from legato.engine.output import Terms
+from legato.engine.output import Terms, TextRules
 from legato.errors import ContextLengthError, RequestError
 from legato.server.protocol import GenerationBody
 from legato.server.service import Service
 from legato.text.stop import StopStrings
 
+SAMPLING_DEFAULTS = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+"""Fields whose defaults the model may set."""
 _SEEDS = 1 << 64
 _CHARS_PER_TOKEN = 256
 """More than the longest token of any vocabulary (runs of 128 spaces are the longest in use)."""
@@ -20,15 +22,23 @@ def check_body(body: GenerationBody, service: Service) -> None:
     limits.check(body.n, limits.n, "n")
     limits.check(len(body.logit_bias), limits.logit_bias, "logit_bias")
     limits.check(len(body.stop_token_ids), limits.stop_token_ids, "stop_token_ids")
+    limits.check(len(body.bad_words), limits.bad_words, "bad_words")
+    limits.check(body.prompt_logprobs or 0, limits.logprobs, "prompt_logprobs")
     if body.best_of not in (None, body.n):
         raise RequestError("best_of: other than n is not supported", param="best_of")
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options: only with stream", param="stream_options")
-    if None not in (body.max_tokens, body.max_completion_tokens) and _asked(body) != body.max_tokens:
+    if None not in (body.max_tokens, body.max_completion_tokens) and asked_length(body) != body.max_tokens:
         raise RequestError("max_tokens and max_completion_tokens differ", param="max_completion_tokens")
+    if asked_length(body) == 0 and body.prompt_logprobs is None and not getattr(body, "echo", False):
+        name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        raise RequestError(f"{name}: at least 1, unless the prompt is asked about", param=name)
+    if body.truncate_prompt_tokens == 0:
+        raise RequestError("truncate_prompt_tokens: -1 or at least 1", param="truncate_prompt_tokens")
     if body.priority and not service.takes_priority:
         raise RequestError("priority: only on a server started with --policy priority", param="priority")
     check_ids(body.stop_token_ids, service.vocab_size, "stop_token_ids")
+    check_ids(body.allowed_token_ids or (), service.vocab_size, "allowed_token_ids")
     _logit_bias(body, service.vocab_size)
     StopStrings(body.stop)  # has its own limits
 
@@ -48,8 +58,30 @@ def check_length(text: str, max_model_len: int) -> None:
         )
 
 
+def truncated(prompt: tuple[int, ...], body: GenerationBody, service: Service) -> tuple[int, ...]:
+    """The end of a prompt, as long as the request wants it."""
+    length = body.truncate_prompt_tokens
+    if length == -1:
+        asked = asked_length(body)
+        length = max(service.max_model_len - (1 if asked is None else asked), 1)
+    return prompt if length is None else prompt[-length:]
+
+
+def num_truncated(
+    body: GenerationBody, whole: Sequence[tuple[int, ...]], prompts: Sequence[tuple[int, ...]]
+) -> int | None:
+    """How many tokens were cut off the prompts; None if the request does not want that."""
+    return None if body.truncate_prompt_tokens is None else sum(map(len, whole)) - sum(map(len, prompts))
+
+
 def sampling_params(
-    body: GenerationBody, service: Service, num_prompt: int, *, default_max: int | None, logprobs: int | None
+    body: GenerationBody,
+    service: Service,
+    num_prompt: int,
+    *,
+    default_max: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
 ) -> SamplingParams:
     """The parameters of the first reply to a prompt of `num_prompt` tokens.
 
@@ -61,27 +93,49 @@ def sampling_params(
         raise RequestError(
             f"min_tokens: {body.min_tokens} is above the {max_tokens} tokens possible", param="min_tokens"
         )
-    return SamplingParams(
+    fields = SAMPLING_DEFAULTS
+    chosen = body.model_dump(include=fields) | dict(service.sampling_defaults)
+    chosen |= body.model_dump(include=fields, exclude_unset=True)
+    params = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=body.min_tokens,
-        temperature=body.temperature,
-        top_k=body.top_k if 0 < body.top_k < service.vocab_size else 0,
-        top_p=body.top_p,
-        min_p=body.min_p,
-        repetition_penalty=body.repetition_penalty,
+        temperature=chosen["temperature"],
+        top_k=int(chosen["top_k"]) if 0 < chosen["top_k"] < service.vocab_size else 0,
+        top_p=chosen["top_p"],
+        min_p=chosen["min_p"],
+        repetition_penalty=chosen["repetition_penalty"],
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         seed=body.seed,
         logit_bias=_logit_bias(body, service.vocab_size),
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        allowed_token_ids=None if body.allowed_token_ids is None else frozenset(body.allowed_token_ids),
+        bad_words=_bad_words(body, service),
         stop_token_ids=frozenset(body.stop_token_ids)
         | (frozenset() if body.ignore_eos else service.tokenizer.eos_ids),
+    )
+    _check_choice(params, service.vocab_size)
+    return params
+
+
+def text_rules(body: GenerationBody) -> TextRules:
+    """How the reply's text is made."""
+    return TextRules(
+        stop=tuple(body.stop),
+        include_stop=body.include_stop_str_in_output,
+        skip_special=body.skip_special_tokens,
     )
 
 
 def terms(body: GenerationBody) -> Terms:
     """How the request is treated among others."""
-    return Terms(priority=body.priority, cache_salt=body.cache_salt or "", timeout=body.timeout)
+    return Terms(
+        priority=body.priority,
+        cache_salt=body.cache_salt or "",
+        wants_progress=body.stream_options is not None and body.stream_options.include_progress,
+        timeout=body.timeout,
+    )
 
 
 def seed_of(seed: int | None, sample: int) -> int | None:
@@ -90,7 +144,8 @@ def seed_of(seed: int | None, sample: int) -> int | None:
     return None if seed is None else (seed + sample + _SEEDS // 2) % _SEEDS - _SEEDS // 2
 
 
-def _asked(body: GenerationBody) -> int | None:
+def asked_length(body: GenerationBody) -> int | None:
+    """The most tokens that a reply may have, if the request says so."""
     return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
 
 
@@ -98,13 +153,13 @@ def _max_tokens(body: GenerationBody, max_model_len: int, num_prompt: int, defau
     if num_prompt == 0:
         raise RequestError("the prompt is empty", param="prompt")
     room = max_model_len - num_prompt
-    if room < 1:
+    asked = asked_length(body)
+    if room < (asked != 0):
         raise ContextLengthError(
             f"the prompt has {num_prompt} tokens; at most {max_model_len} are possible, "
             "at least 1 of them for the reply",
             param="prompt",
         )
-    asked = _asked(body)
     if asked is None:
         return room if default is None else min(room, default)
     if asked > room:
@@ -114,6 +169,23 @@ def _max_tokens(body: GenerationBody, max_model_len: int, num_prompt: int, defau
             param="max_tokens",
         )
     return asked
+
+
+def _bad_words(body: GenerationBody, service: Service) -> tuple[tuple[int, ...], ...]:
+    """Each word as it is tokenized at the start of a text and within one."""
+    encode = service.tokenizer.encode
+    forms = (form for word in body.bad_words for form in (word, f" {word}"))
+    return tuple({tuple(encode(form, add_special_tokens=False)): None for form in forms})
+
+
+def _check_choice(params: SamplingParams, vocab_size: int) -> None:
+    """Raises `RequestError` if there may be no token left to choose."""
+    banned = {word[-1] for word in params.bad_words}
+    banned |= params.stop_token_ids if params.min_tokens else frozenset()
+    allowed = params.allowed_token_ids
+    if len(banned) >= vocab_size or (allowed is not None and allowed <= banned):
+        name = "bad_words" if allowed is None else "allowed_token_ids"
+        raise RequestError(f"{name}: with what else is asked for, no token may be left to choose", param=name)
 
 
 def _logit_bias(body: GenerationBody, vocab_size: int) -> tuple[tuple[int, float], ...]:

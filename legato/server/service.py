@@ -27,6 +27,7 @@ class Limits:
     logit_bias: int = 1024
     """Tokens with a bias."""
     stop_token_ids: int = 128
+    bad_words: int = 128
 
     def check(self, value: int, limit: int, name: str) -> None:
         """Raises `RequestError` with both numbers if `value`, of the field `name`, is above `limit`."""
@@ -70,6 +71,8 @@ class Service:
     """Token ids run from 0 to vocab_size - 1."""
     keep_alive: float = 10.0
     """Seconds without an event after which a stream sends a comment; 0 for never."""
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    """By field: what a request gets that does not set it, where that is not the API's own default."""
     takes_priority: bool = False
     """Whether requests may say how urgent they are."""
     metrics_text: Callable[[], tuple[bytes, str]]

@@ -76,6 +76,11 @@ class ModelSettings(Section):
     chat_template: str | None = Field(
         default=None, description="A built-in name, a .jinja file or a template, instead of the model's own."
     )
+    generation_config: Literal["auto", "none"] = Field(
+        default="auto",
+        description="Sampling that requests get which do not set it. auto: what the model's "
+        "generation_config.json says. none: OpenAI's defaults.",
+    )
     max_model_len: int | None = Field(
         default=None,
         ge=1,

@@ -13,6 +13,7 @@ from legato.core.prefill import Chunked, FillBudget, PrefillPolicy, WholePrompt
 from legato.core.scheduler import Scheduler, SchedulerConfig
 from legato.engine.engine import Engine
 from legato.errors import ConfigError, ModelError
+from legato.models.generation_config import sampling_defaults
 from legato.models.load import OpenedModel, open_model
 from legato.models.source import resolve
 from legato.models.spec import ModelSpec
@@ -35,6 +36,8 @@ class Built:
     source: Path
     """The model's file or folder."""
     spec: ModelSpec
+    sampling_defaults: Mapping[str, float]
+    """By field: what the model's authors recommend to requests that do not set it."""
     choices: Mapping[str, str]
     """What was chosen, and why, in words."""
     check_exactness: Callable[[float, int], ExactnessReport]
@@ -63,6 +66,7 @@ def build(
     progress(f"reading the tokenizer of {opened.name}")
     tokenizer = _tokenizer(opened, files.path)
     chat_template = _chat_template(model.chat_template, opened, files.path, tokenizer)
+    defaults = sampling_defaults(files.path) if model.generation_config == "auto" else {}
     options = RunnerOptions(
         device=engine.device,
         threads=engine.threads,
@@ -93,12 +97,14 @@ def build(
         name=model.served_model_name or opened.name,
         source=files.path,
         spec=opened.spec,
+        sampling_defaults=defaults,
         check_exactness=loaded.runner.check_exactness,
         choices=loaded.choices
         | {
             "prefill": f"{scheduler.prefill_policy}, at most {engine.max_batch_tokens} tokens a step",
             "order": f"{engine.policy}; admission by {engine.admission} need; "
             + ("prefixes shared" if engine.prefix_cache else "no prefixes shared"),
+            "sampling": _sampling(defaults),
             "context": f"at most {scheduler.config.max_model_len} tokens of prompt and reply",
         },
     )
@@ -123,6 +129,14 @@ def prefill_policy(prefill_chunk: int | None) -> PrefillPolicy:
     if prefill_chunk is None:
         return FillBudget()
     return Chunked(prefill_chunk) if prefill_chunk else WholePrompt()
+
+
+def _sampling(defaults: Mapping[str, float]) -> str:
+    """Where the defaults of sampling fields come from, in words."""
+    if not defaults:
+        return "the API's defaults where a request says nothing"
+    values = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
+    return f"{values} where a request says nothing (the model's generation_config.json)"
 
 
 def _max_model_len(asked: int | None, spec: ModelSpec) -> int:

@@ -93,7 +93,7 @@ class SamplingParams:
     @property
     def needs_history(self) -> bool:
         """Whether sampling looks at the tokens so far."""
-        return self.penalizes or any(len(word) > 1 for word in self.bad_words)
+        return self.penalizes or bool(self.bad_words)
 
     @property
     def penalizes(self) -> bool:

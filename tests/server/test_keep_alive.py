@@ -94,3 +94,71 @@ def test_refusals_keep_their_status_however_short_the_silence() -> None:
     service = build_service(keep_alive=0.000001)
     response = ask(COMPLETIONS, {"prompt": "x" * 600, "stream": True}, service=service)
     assert response.status_code == 400
+
+
+# -- prompt progress --------------------------------------------------------------------------------------
+
+LONG = [1] * 150
+"""Three steps of 64 tokens at most."""
+
+
+def progress_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event["progress"] for event in events if "progress" in event]
+
+
+def streamed(path: str, *, options: dict[str, object], **body: object) -> list[dict[str, Any]]:
+    body = {**BODIES[path], "max_tokens": 3, "stream_options": options, **body}
+    response = ask(path, body, service=build_service())
+    assert response.status_code == 200, response.text
+    return events_of(response.text)
+
+
+def test_progress_counts_the_prompts_tokens_until_the_first_token_of_the_reply() -> None:
+    events = streamed(COMPLETIONS, prompt=LONG, options={"include_progress": True})
+    told = progress_of(events)
+    assert [entry["prefilled_tokens"] for entry in told] == [64, 128, 150]
+    assert all(entry["prompt_tokens"] == 150 and entry["cached_tokens"] == 0 for entry in told)
+    assert all((entry["index"], entry["queue_place"]) == (0, None) for entry in told)
+    assert ["progress" in event for event in events] == [True] * 3 + [False] * 3
+    assert all(event["choices"] == [] for event in events[:3])
+    assert {event["object"] for event in events} == {"text_completion"}
+
+
+@each_path
+def test_nobody_is_told_who_did_not_ask(path: str) -> None:
+    for options in ({}, {"include_progress": False}):
+        events = streamed(path, options=options)
+        assert not progress_of(events)
+        assert all(event["choices"] for event in events)
+
+
+@each_path
+def test_a_short_prompt_is_told_once_that_it_is_through(path: str) -> None:
+    events = streamed(path, options={"include_progress": True, "include_usage": True})
+    (entry,) = progress_of(events)
+    assert entry["prefilled_tokens"] == entry["prompt_tokens"] == events[-1]["usage"]["prompt_tokens"]
+    assert "usage" in events[0]
+
+
+def test_each_prompt_of_several_has_its_own_progress_and_place_in_the_queue() -> None:
+    """Four run at once; who waits hears how many are before it."""
+    prompts = [[number] * 20 for number in range(1, 8)]
+    events = streamed(COMPLETIONS, prompt=prompts, max_tokens=5, options={"include_progress": True})
+    told = progress_of(events)
+    by_index = {i: [entry for entry in told if entry["index"] == i] for i in range(7)}
+    assert all(entries[-1]["prefilled_tokens"] == 20 for entries in by_index.values())
+    places = {i: [e["queue_place"] for e in entries] for i, entries in by_index.items()}
+    waited = [i for i in range(7) if places[i][0] is not None]
+    assert len(waited) >= 3
+    for i in waited:
+        queued = [place for place in places[i] if place is not None]
+        assert queued == sorted(queued, reverse=True), "it only ever moves forward"
+
+
+def test_the_official_client_can_read_progress(start_server: StartServer, connect: Connect) -> None:
+    client = connect(start_server())
+    options: Any = {"include_progress": True}
+    stream = client.completions.create(model=MODEL, prompt=LONG, stream=True, stream_options=options)
+    chunks = list(stream)
+    told = [chunk.model_extra["progress"] for chunk in chunks if not chunk.choices and chunk.model_extra]
+    assert [entry["prefilled_tokens"] for entry in told] == [64, 128, 150]

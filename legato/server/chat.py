@@ -16,6 +16,7 @@ from legato.server.models import check_model
 from legato.server.protocol import ChatBody, Conversation
 from legato.server.replies import Generation, Part
 from legato.server.sampling import (
+    bad_words,
     check_body,
     check_length,
     num_truncated,
@@ -92,6 +93,7 @@ async def _prepare(service: Service, body: ChatBody, arrival: float) -> tuple[Ge
         default_max=None,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
+        bad_words=await bad_words(body, service),
     )
     generation = Generation(
         prompts=(prompt,),

@@ -15,6 +15,7 @@ from legato.server.protocol import CompletionBody
 from legato.server.replies import Generation, Part
 from legato.server.sampling import (
     asked_length,
+    bad_words,
     check_body,
     check_ids,
     check_length,
@@ -66,6 +67,7 @@ async def _prepare(service: Service, body: CompletionBody, arrival: float) -> tu
     prompts = tuple(truncated(prompt, body, service) for prompt in whole)
     echoed = 0 if body.logprobs is None and asked_length(body) == 0 else body.logprobs
     wanted = [body.prompt_logprobs, echoed if body.echo else None]
+    words = await bad_words(body, service)
     params = tuple(
         sampling_params(
             body,
@@ -74,6 +76,7 @@ async def _prepare(service: Service, body: CompletionBody, arrival: float) -> tu
             default_max=DEFAULT_MAX_TOKENS,
             logprobs=body.logprobs,
             prompt_logprobs=max((num for num in wanted if num is not None), default=None),
+            bad_words=words,
         )
         for prompt in prompts
     )

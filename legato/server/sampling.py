@@ -1,15 +1,17 @@
 """From a request's body to `SamplingParams`: what the model, the prompt and the server's limits decide."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from legato.core.request import SamplingParams
 from legato.engine.output import Terms, TextRules
 from legato.errors import ContextLengthError, RequestError
+from legato.server.body import LONG, in_thread_if
 from legato.server.protocol import GenerationBody
 from legato.server.service import Service
 from legato.text.stop import StopStrings
 
-SAMPLING_DEFAULTS = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Fields whose defaults the model may set."""
 _SEEDS = 1 << 64
 _CHARS_PER_TOKEN = 256
@@ -74,6 +76,15 @@ def num_truncated(
     return None if body.truncate_prompt_tokens is None else sum(map(len, whole)) - sum(map(len, prompts))
 
 
+async def bad_words(body: GenerationBody, service: Service) -> tuple[tuple[int, ...], ...]:
+    """Each of the body's bad words as it is tokenized at the start of a text and within one."""
+    forms = [form for word in body.bad_words for form in (word, f" {word}")]
+    encode = partial(service.tokenizer.encode, add_special_tokens=False)
+    return await in_thread_if(
+        sum(map(len, forms)) > LONG, lambda: tuple({tuple(encode(form)): None for form in forms})
+    )
+
+
 def sampling_params(
     body: GenerationBody,
     service: Service,
@@ -82,6 +93,7 @@ def sampling_params(
     default_max: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    bad_words: tuple[tuple[int, ...], ...],
 ) -> SamplingParams:
     """The parameters of the first reply to a prompt of `num_prompt` tokens.
 
@@ -93,9 +105,7 @@ def sampling_params(
         raise RequestError(
             f"min_tokens: {body.min_tokens} is above the {max_tokens} tokens possible", param="min_tokens"
         )
-    fields = SAMPLING_DEFAULTS
-    chosen = body.model_dump(include=fields) | dict(service.sampling_defaults)
-    chosen |= body.model_dump(include=fields, exclude_unset=True)
+    chosen = {name: _chosen(body, service, name) for name in SAMPLING_DEFAULTS}
     params = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=body.min_tokens,
@@ -111,7 +121,7 @@ def sampling_params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         allowed_token_ids=None if body.allowed_token_ids is None else frozenset(body.allowed_token_ids),
-        bad_words=_bad_words(body, service),
+        bad_words=bad_words,
         stop_token_ids=frozenset(body.stop_token_ids)
         | (frozenset() if body.ignore_eos else service.tokenizer.eos_ids),
     )
@@ -171,11 +181,10 @@ def _max_tokens(body: GenerationBody, max_model_len: int, num_prompt: int, defau
     return asked
 
 
-def _bad_words(body: GenerationBody, service: Service) -> tuple[tuple[int, ...], ...]:
-    """Each word as it is tokenized at the start of a text and within one."""
-    encode = service.tokenizer.encode
-    forms = (form for word in body.bad_words for form in (word, f" {word}"))
-    return tuple({tuple(encode(form, add_special_tokens=False)): None for form in forms})
+def _chosen(body: GenerationBody, service: Service, name: str) -> float:
+    """What the request says, else what the model recommends, else the API's default."""
+    value: float = getattr(body, name)
+    return value if name in body.model_fields_set else service.sampling_defaults.get(name, value)
 
 
 def _check_choice(params: SamplingParams, vocab_size: int) -> None:

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from starlette.requests import Request
@@ -16,12 +17,16 @@ from starlette.responses import JSONResponse, Response
 
 from legato.core.events import ProgressEvent
 from legato.engine.output import Delta
+from legato.server.body import in_thread_if
 from legato.server.protocol import GenerationBody, StreamOptions
 from legato.server.replies import Generation, Part, started
 from legato.server.service import Service
 from legato.server.sse import DONE, KEEP_ALIVE, EventStream, Silence, event, unless_gone
 
 Json = dict[str, object]
+
+MANY = 256
+"""Tokens with log-probabilities from which an answer is put into words in a thread: some milliseconds."""
 
 
 class Wording(Protocol):
@@ -85,10 +90,10 @@ async def answer(
     }
     if body.stream:
         return EventStream(_events(service, body, head, name, prepare))
-    return JSONResponse(await unless_gone(request.receive, _whole(service, head, name, prepare)))
+    return await unless_gone(request.receive, _whole(service, head, name, prepare))
 
 
-async def _whole(service: Service, head: Json, name: str, prepare: Prepare) -> Json:
+async def _whole(service: Service, head: Json, name: str, prepare: Prepare) -> Response:
     generation, wording = await prepare()
     with started(service.engine, generation, name) as running:
         made: list[list[Delta]] = [[] for _ in running.streams]
@@ -104,7 +109,11 @@ async def _whole(service: Service, head: Json, name: str, prepare: Prepare) -> J
         generation.num_cached(running.streams),
         generation.num_truncated,
     )
-    return {**head, **wording.whole(replies), "usage": usage.as_json()}
+    num_entries = num_completion + sum(len(reply.prompt) for reply in replies)
+    return await in_thread_if(
+        num_entries > MANY,
+        lambda: JSONResponse({**head, **wording.whole(replies), "usage": usage.as_json()}),
+    )
 
 
 async def _events(
@@ -122,6 +131,9 @@ async def _events(
             usage.num_cached = generation.num_cached(running.streams)
             return event({**head, **content, "usage": usage.as_json()})
         return event({**head, **content, "usage": None} if options.include_usage else {**head, **content})
+
+    def chunks_of(index: int, part: Part) -> list[bytes]:
+        return [chunk_of(content) for content in wording.chunks(index, part, first=index not in opened)]
 
     with started(service.engine, generation, name) as running:
         silence = Silence(service.keep_alive, running.wake)
@@ -141,9 +153,9 @@ async def _events(
                         continue
                     usage.num_completion += delta.sampled is not None
                     part = Part.of(untold.pop(index))
-                    for content in wording.chunks(index, part, first=index not in opened):
+                    for chunk in await in_thread_if(len(part.prompt) > MANY, partial(chunks_of, index, part)):
                         silence.heard()
-                        yield chunk_of(content)
+                        yield chunk
                     opened.add(index)
         usage.num_cached = generation.num_cached(running.streams)
     if options.include_usage:

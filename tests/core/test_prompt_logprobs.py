@@ -74,7 +74,7 @@ def test_a_prompt_of_one_token_has_nothing_to_score() -> None:
 def test_e_03_a_cached_prefix_is_not_taken_and_the_second_run_scores_the_same(length: int) -> None:
     """Blocks of 4; the prompt ends before, at and behind the end of one."""
     rig = build_rig(budget=10)
-    prompt = PROMPT[:length] + [7] * (length - len(PROMPT))
+    prompt = [*PROMPT, 7][:length]
     for name in ("cold", "warm"):
         rig.add(name, prompt, max_tokens=1, prompt_logprobs=1)
         rig.run()
@@ -99,10 +99,9 @@ def test_a_prompt_that_is_scored_does_not_wait_for_another_with_its_beginning() 
 def test_a_preemption_scores_nothing_twice(num_computed: int) -> None:
     """It takes what is left of its blocks as far as their tokens are scored, and goes on behind."""
     rig = build_rig(budget=5, block_size=4, num_blocks=20)
-    rig.add("a", PROMPT, max_tokens=6, prompt_logprobs=1)
-    while not (sequence := rig.scheduler.sequence(rig.events[0].request_id if rig.events else "a")) or (
-        sequence.num_computed < num_computed
-    ):
+    request = rig.add("a", PROMPT, max_tokens=6, prompt_logprobs=1)
+    sequence = rig.scheduler.sequence(request.id)
+    while sequence.num_computed < num_computed:
         rig.step()
     rig.scheduler._preempt(sequence)
     rig.scheduler.check()
@@ -117,10 +116,10 @@ def test_a_preemption_scores_nothing_twice(num_computed: int) -> None:
 
 def test_a_preemption_behind_the_prompt_takes_all_that_is_left() -> None:
     rig = build_rig(budget=40)
-    rig.add("a", PROMPT, max_tokens=9, prompt_logprobs=1)
+    request = rig.add("a", PROMPT, max_tokens=9, prompt_logprobs=1)
     for _ in range(4):
         rig.step()
-    rig.scheduler._preempt(rig.scheduler.running["a"])  # type: ignore[index]
+    rig.scheduler._preempt(rig.scheduler.running[request.id])
     (chunk,) = rig.step().runs
     assert chunk.start == 36
     rig.run()

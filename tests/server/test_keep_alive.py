@@ -5,7 +5,16 @@ from typing import Any
 
 import openai
 import pytest
-from server_rig import MODEL, Connect, ScriptedRunner, StartServer, ask, build_service, events_of
+from server_rig import (
+    MODEL,
+    Connect,
+    ScriptedRunner,
+    StartServer,
+    ask,
+    build_service,
+    events_of,
+    wait_until,
+)
 
 from legato.core.plan import StepPlan
 
@@ -142,9 +151,17 @@ def test_a_short_prompt_is_told_once_that_it_is_through(path: str) -> None:
 
 def test_each_prompt_of_several_has_its_own_progress_and_place_in_the_queue() -> None:
     """Four run at once; who waits hears how many are before it."""
+
+    def until_all_are_there(plan: StepPlan) -> None:  # noqa: ARG001
+        if len(runner.plans) == 1:
+            wait_until(lambda: service.engine.num_streams == 7)
+
+    runner = ScriptedRunner(before=until_all_are_there)
+    service = build_service(runner)
     prompts = [[number] * 20 for number in range(1, 8)]
-    events = streamed(COMPLETIONS, prompt=prompts, max_tokens=5, options={"include_progress": True})
-    told = progress_of(events)
+    options = {"include_progress": True}
+    body = {"prompt": prompts, "max_tokens": 5, "stream": True, "stream_options": options}
+    told = progress_of(events_of(ask(COMPLETIONS, body, service=service).text))
     by_index = {i: [entry for entry in told if entry["index"] == i] for i in range(7)}
     assert all(entries[-1]["prefilled_tokens"] == 20 for entries in by_index.values())
     places = {i: [e["queue_place"] for e in entries] for i, entries in by_index.items()}

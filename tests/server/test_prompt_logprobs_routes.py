@@ -1,6 +1,7 @@
 """Prompts that are asked about: echo, their log-probabilities, no reply at all; whole and as a stream."""
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from server_rig import (
 )
 
 from legato.engine.fake import next_token
+from legato.server.completions import CompletionWording
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = "Your answer: Yes é"
@@ -167,6 +169,29 @@ def test_e_03_cold_and_warm_give_the_same() -> None:
     cold, warm = asyncio.run(twice())
     assert cold == warm
     assert len(cold[0]["prompt_logprobs"]) == 33
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_long_prompts_scores_are_worded_off_the_event_loop(
+    streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of entries take longer to write than a token of somebody else's may wait."""
+    threads: list[bool] = []
+    whole, chunks = CompletionWording.whole, CompletionWording.chunks
+
+    def note(method: Any) -> Any:
+        def noted(*arguments: Any, **more: Any) -> Any:
+            threads.append(threading.current_thread() is threading.main_thread())
+            return method(*arguments, **more)
+
+        return noted
+
+    monkeypatch.setattr(CompletionWording, "whole", note(whole))
+    monkeypatch.setattr(CompletionWording, "chunks", note(chunks))
+    body = {"prompt": [7] * 400, "prompt_logprobs": 1, "max_tokens": 2, "stream": streamed}
+    response = ask(COMPLETIONS, body, service=build_service(plain_runner()))
+    assert response.status_code == 200
+    assert threads == ([False, True] if streamed else [False])
 
 
 class TestTruncation:

@@ -39,8 +39,7 @@ class ProgressEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FinishEvent:
-    """A request ended without a token: it was aborted, its step failed, or it asked for none. No other event
-    follows."""
+    """A request ended without a token: aborted, failed, or it asked for none. No other event follows."""
 
     request_id: RequestId
     reason: FinishReason

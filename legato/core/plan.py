@@ -47,8 +47,7 @@ class ForwardBatch:
         return sum(len(seq.tokens) for seq in self.seqs)
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRow:
+class SampleRow(NamedTuple):
     """One token to draw, from the logits of the last position of `batch.seqs[seq]`."""
 
     seq: int
@@ -56,10 +55,14 @@ class SampleRow:
     params: SamplingParams
     num_generated: int
     """Tokens generated so far = the index of this draw in the request's random stream."""
-    prompt: tuple[int, ...] = field(default=(), repr=False)
+    prompt: tuple[int, ...] = ()
     """The prompt's ids, only if `params.needs_history`."""
-    generated: tuple[int, ...] = field(default=(), repr=False)
+    generated: tuple[int, ...] = ()
     """The reply's ids so far, only if `params.needs_history`."""
+
+    def __repr__(self) -> str:
+        """Without the tokens."""
+        return f"SampleRow({self.seq}, {self.request_id!r}, {self.params}, {self.num_generated})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +119,7 @@ def plan(scheduler: "Scheduler", schedule: "Schedule") -> StepPlan:
 
     A decode is its sequence's newest token at position n - 1. A chunk is its tokens at start. The sampled
     rows are every decode and each chunk whose `last` flag says that it reaches the end of its sequence; a
-    middle chunk's logits would predict a token that the prompt already has, so they are never computed, but
-    where it is asked how likely that token was.
+    middle chunk's logits would predict a token that the prompt already has: not computed unless asked for.
     """
     seqs: list[ForwardSeq] = []
     sample: list[SampleRow] = []

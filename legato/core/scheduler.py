@@ -97,6 +97,8 @@ class Scheduler:
         self.waiting = Queue(self.order)
         self.running: dict[RequestId, Sequence] = {}
         """Sequences that hold blocks, in the order in which they were admitted."""
+        self.num_left_waiting = 0
+        """How many the last step left in the queue: those that came since have not been looked at."""
         self.virtual_time = 0.0
         """Tokens that every prompt would have got by now if all had shared every step equally; see `Fair`."""
         self.caution = 0.0
@@ -156,10 +158,9 @@ class Scheduler:
         """
         if not request.prompt:
             raise RequestError("the prompt holds no token", param="prompt")
-        params = request.params
-        for name, ids in {"prompt": request.prompt, **params.named_ids()}.items():
+        for name, ids in {"prompt": request.prompt, **request.params.named_ids()}.items():
             self._check_ids(name, ids)
-        num_prompt, max_tokens = len(request.prompt), params.max_tokens
+        num_prompt, max_tokens = len(request.prompt), request.params.max_tokens
         if num_prompt + max_tokens > self.config.max_model_len:
             raise ContextLengthError(
                 f"the prompt has {num_prompt} tokens and asks for {max_tokens} more; "
@@ -245,6 +246,7 @@ class Scheduler:
         for chunk in schedule.chunks:
             self.running[chunk.request_id].last_step = self.step
         self._advance_virtual_time(schedule)
+        self.num_left_waiting = len(self.waiting)
         self.caution = 1.0 if schedule.preempted else self.caution * CALM
         self._in_flight = schedule
         self.step += 1
@@ -270,15 +272,13 @@ class Scheduler:
                 events.append(PromptEvent(run.request_id, scored))
             if token is None:
                 continue
-            if not sequence.request.params.max_tokens:  # it asked for none: the draw is dropped
-                events.append(FinishEvent(run.request_id, FinishReason.LENGTH))
-                self._end(sequence, Move.FINISH, FinishReason.LENGTH)
-                continue
-            sequence.tokens.append(token.token)
+            if sequence.request.params.max_tokens:  # else the draw is dropped
+                sequence.tokens.append(token.token)
             reason = finish_reason(sequence)
             if reason is not None:
                 self._end(sequence, Move.FINISH, reason)
-            events.append(TokenEvent(run.request_id, token, reason, sequence.num_cached))
+            own: Event = TokenEvent(run.request_id, token, reason, sequence.num_cached)
+            events.append(own if sequence.num_generated else FinishEvent(run.request_id, FinishReason.LENGTH))
         return tuple(events)
 
     def fail(self, message: str) -> tuple[Event, ...]:

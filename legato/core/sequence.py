@@ -75,8 +75,7 @@ class Sequence:
 
     @property
     def num_cacheable(self) -> int:
-        """Its first tokens, as many as need not be computed where they are cached: nobody needs their logits
-        (any more). To answer at all, the last known token is computed."""
+        """As many of its first tokens as may come out of the cache: nobody needs their logits (any more)."""
         if self.num_unscored:
             return len(self.request.prompt) - 1 - self.num_unscored
         return len(self.tokens) - 1

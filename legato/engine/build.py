@@ -22,6 +22,10 @@ from legato.runner.load import RunnerOptions, load_runner
 from legato.text.chat import ChatTemplate, load_template, template_from_folder, template_from_gguf
 from legato.text.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
 
+KEPT_LOADS = 4
+"""The KV cache takes no more, by default, than so many times what all running requests can ever hold, where
+prefixes are shared: what ended stays to be found again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
@@ -67,6 +71,7 @@ def build(
     tokenizer = _tokenizer(opened, files.path)
     chat_template = _chat_template(model.chat_template, opened, files.path, tokenizer)
     defaults = sampling_defaults(files.path) if model.generation_config == "auto" else {}
+    num_loads = KEPT_LOADS if engine.prefix_cache else 1
     options = RunnerOptions(
         device=engine.device,
         threads=engine.threads,
@@ -77,7 +82,8 @@ def build(
         block_size=engine.block_size,
         num_blocks=engine.num_blocks,
         kv_memory=engine.kv_memory,
-        useful_tokens=engine.running_limit * max_model_len,
+        useful_tokens=num_loads * engine.running_limit * max_model_len,
+        useful_why=f"{num_loads} x max_running x max_model_len tokens",
     )
     loaded = load_runner(opened, options, progress=progress)
     pool = BlockPool(loaded.runner.num_blocks, loaded.runner.block_size)
@@ -99,15 +105,17 @@ def build(
         spec=opened.spec,
         sampling_defaults=defaults,
         check_exactness=loaded.runner.check_exactness,
-        choices=loaded.choices
-        | {
-            "prefill": f"{scheduler.prefill_policy}, at most {engine.max_batch_tokens} tokens a step",
-            "order": f"{engine.policy}; admission by {engine.admission} need; "
-            + ("prefixes shared" if engine.prefix_cache else "no prefixes shared"),
-            "sampling": _sampling(defaults),
-            "context": f"at most {scheduler.config.max_model_len} tokens of prompt and reply",
-        },
+        choices=loaded.choices | _choices(engine, scheduler) | {"sampling": _sampling(defaults)},
     )
+
+
+def _choices(engine: EngineSettings, scheduler: Scheduler) -> dict[str, str]:
+    return {
+        "prefill": f"{scheduler.prefill_policy}, at most {engine.max_batch_tokens} tokens a step",
+        "order": f"{engine.policy}; admission by {engine.admission} need; "
+        + ("prefixes shared" if engine.prefix_cache else "no prefixes shared"),
+        "context": f"at most {scheduler.config.max_model_len} tokens of prompt and reply",
+    }
 
 
 def _scheduler(engine: EngineSettings, pool: BlockPool, *, max_model_len: int, vocab_size: int) -> Scheduler:

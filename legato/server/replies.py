@@ -103,10 +103,12 @@ class Replies:
 
 @contextmanager
 def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[Replies]:
-    """Submit everything; whatever is still running when the block is left is aborted.
+    """Submit everything, or nothing if the queue has no room for all. Whatever is still running when the
+    block is left is aborted.
 
     Raises what `AsyncEngine.submit` raises; then nothing runs on.
     """
+    num_replies = len(generation.prompts) * generation.n
     with ExitStack() as stack:
         replies = Replies()
         for prompt, params in zip(generation.prompts, generation.params, strict=True):
@@ -119,6 +121,7 @@ def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[
                     request_id=f"{name}-{index}",
                     arrival=generation.arrival,
                     terms=generation.terms,
+                    places=0 if index else num_replies,
                     on_delta=partial(replies.put, index),
                 )
                 replies.streams.append(stack.enter_context(stream))

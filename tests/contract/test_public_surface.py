@@ -15,7 +15,15 @@ def test_the_public_names() -> None:
 def test_the_settings_by_name() -> None:
     """A new or lost setting shows here; names are unique over all sections, for flags and variables."""
     names = {
-        "model": ["model", "served_model_name", "chat_template", "max_model_len", "dtype", "weights"],
+        "model": [
+            "model",
+            "served_model_name",
+            "chat_template",
+            "generation_config",
+            "max_model_len",
+            "dtype",
+            "weights",
+        ],
         "engine": [
             "max_batch_tokens",
             "prefill_chunk",
@@ -32,7 +40,16 @@ def test_the_settings_by_name() -> None:
             "attention",
             "kv_dtype",
         ],
-        "server": ["host", "port", "max_waiting", "shutdown_timeout", "journal", "access_log", "log_level"],
+        "server": [
+            "host",
+            "port",
+            "max_waiting",
+            "sse_keep_alive",
+            "shutdown_timeout",
+            "journal",
+            "access_log",
+            "log_level",
+        ],
     }
     assert [(section, name) for section, name, _ in fields()] == [
         (section, name) for section, all_names in names.items() for name in all_names

@@ -6,13 +6,17 @@ from collections.abc import Callable
 import torch
 
 from legato.core.plan import StepPlan, StepResult
-from legato.errors import ConfigError
+from legato.errors import ConfigError, StepError
 from legato.models.decoder import Decoder
 from legato.runner.exactness import ExactnessCheck, ExactnessReport
 from legato.runner.inputs import build_inputs
 from legato.runner.kv_cache import KVCache
 from legato.runner.sampler import sample
 from legato.runner.score import score
+
+_FLOAT16_ENDS = (
+    "K and V are kept as float16, which ends at 65504: if they are larger, --kv-dtype float32 helps"
+)
 
 
 class TorchRunner:
@@ -47,7 +51,13 @@ class TorchRunner:
         device = self._decoder.device
         inputs = build_inputs(plan, block_size=self.block_size, device=device)
         hidden = self._decoder.hidden(inputs.token_ids, inputs.positions, inputs.batch, self._cache.layers)
-        sampled = sample(self._decoder.logits(hidden[inputs.rows]), plan.sample)
+        logits = self._decoder.logits(hidden[inputs.rows])
+        try:
+            sampled = sample(logits, plan.sample)
+        except StepError as error:
+            if self._cache.dtype == torch.float16 and logits.isnan().any():
+                raise StepError(f"{error.message}; {_FLOAT16_ENDS}") from error
+            raise
         scored = score(self._decoder, hidden, plan)
         if device.type == "cuda":
             torch.cuda.synchronize(device)

@@ -11,8 +11,6 @@ from legato.server.protocol import GenerationBody
 from legato.server.service import Service
 from legato.text.stop import StopStrings
 
-SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Fields whose defaults the model may set."""
 _SEEDS = 1 << 64
 _CHARS_PER_TOKEN = 256
 """More than the longest token of any vocabulary (runs of 128 spaces are the longest in use)."""
@@ -105,15 +103,18 @@ def sampling_params(
         raise RequestError(
             f"min_tokens: {body.min_tokens} is above the {max_tokens} tokens possible", param="min_tokens"
         )
-    chosen = {name: _chosen(body, service, name) for name in SAMPLING_DEFAULTS}
+    said, defaults = body.model_fields_set, service.sampling_defaults
+    top_k = body.top_k if "top_k" in said else defaults.top_k
     params = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=body.min_tokens,
-        temperature=chosen["temperature"],
-        top_k=int(chosen["top_k"]) if 0 < chosen["top_k"] < service.vocab_size else 0,
-        top_p=chosen["top_p"],
-        min_p=chosen["min_p"],
-        repetition_penalty=chosen["repetition_penalty"],
+        temperature=body.temperature if "temperature" in said else defaults.temperature,
+        top_k=top_k if 0 < top_k < service.vocab_size else 0,
+        top_p=body.top_p if "top_p" in said else defaults.top_p,
+        min_p=body.min_p if "min_p" in said else defaults.min_p,
+        repetition_penalty=(
+            body.repetition_penalty if "repetition_penalty" in said else defaults.repetition_penalty
+        ),
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         seed=body.seed,
@@ -179,12 +180,6 @@ def _max_tokens(body: GenerationBody, max_model_len: int, num_prompt: int, defau
             param="max_tokens",
         )
     return asked
-
-
-def _chosen(body: GenerationBody, service: Service, name: str) -> float:
-    """What the request says, else what the model recommends, else the API's default."""
-    value: float = getattr(body, name)
-    return value if name in body.model_fields_set else service.sampling_defaults.get(name, value)
 
 
 def _check_choice(params: SamplingParams, vocab_size: int) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from legato.engine.async_engine import AsyncEngine
 from legato.errors import RequestError, UnavailableError
 from legato.text.chat import ChatTemplate
+from legato.text.sampling_defaults import SamplingDefaults
 from legato.text.tokenizer import Tokenizer
 
 
@@ -71,8 +72,8 @@ class Service:
     """Token ids run from 0 to vocab_size - 1."""
     keep_alive: float = 10.0
     """Seconds without an event after which a stream sends a comment; 0 for never."""
-    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
-    """By field: what a request gets that does not set it, where that is not the API's own default."""
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    """What a request gets that does not say how to sample."""
     takes_priority: bool = False
     """Whether requests may say how urgent they are."""
     metrics_text: Callable[[], tuple[bytes, str]]

@@ -154,37 +154,6 @@ def test_what_leaves_nothing_to_choose_is_refused(path: str, body: dict[str, Any
         assert response.json()["error"]["param"] == param
 
 
-class TestSamplingDefaults:
-    """F-22: what the model recommends counts where a request says nothing, and what it says wins."""
-
-    MODEL: typing.ClassVar = {"temperature": 0.1, "top_k": 1, "top_p": 0.001, "repetition_penalty": 1.05}
-
-    @each_path
-    @pytest.mark.parametrize(
-        ("asked", "expected"),
-        [
-            ({}, MODEL),
-            ({"temperature": 1.5}, {**MODEL, "temperature": 1.5}),
-            ({"top_k": 0, "top_p": 1}, {**MODEL, "top_k": 0, "top_p": 1.0}),
-            ({"temperature": None}, MODEL),
-        ],
-        ids=["nothing", "temperature", "off again", "null"],
-    )
-    def test_f_22_fields_of_the_request_win_one_by_one(
-        self, path: str, asked: dict[str, Any], expected: dict[str, Any]
-    ) -> None:
-        runner = ScriptedRunner()
-        service = build_service(runner, sampling_defaults=self.MODEL)
-        assert ask(path, {**STARTS[path], **asked}, service=service).status_code == 200
-        params = runner.plans[0].sample[0].params
-        assert {name: getattr(params, name) for name in expected} == expected
-
-    def test_f_22_the_model_card_shows_them(self) -> None:
-        service = build_service(sampling_defaults=self.MODEL)
-        (card,) = ask("/v1/models", method="GET", service=service).json()["data"]
-        assert card["sampling_defaults"] == self.MODEL
-
-
 # -- how a chat's prompt is made --------------------------------------------------------------------------
 
 HALF = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "so I "}]

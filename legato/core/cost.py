@@ -38,8 +38,8 @@ LEAST_STEP = 1e-6
 PACE_STEP = 0.1
 """Share of each error that goes into the pace."""
 FAMILIAR, EVERY = 32, 16
-"""Once so many steps of a kind were learned from, one in so many moves the prices, and any that surprises; all
-move the pace. Solving for the prices takes longer than scheduling a step."""
+"""Once so many steps of a kind were learned from, one in so many moves the prices, and any that surprises;
+all move the pace. Solving for the prices takes longer than scheduling a step."""
 WINDOW = 256
 """Predictions over which errors and the margin are taken."""
 MARGIN_QUANTILE = 0.95

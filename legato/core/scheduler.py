@@ -269,18 +269,21 @@ class Scheduler:
             sequence.num_computed = end = start + length
             if end // size > start // size:
                 self._publish(sequence, start)
-            if scored := result.scored.get(request_id):
+            if request_id in result.scored:
+                scored = result.scored[request_id]
                 sequence.num_unscored -= len(scored)
                 events.append(PromptEvent(request_id, scored))
             if token is None:
                 continue
-            if sequence.request.params.max_tokens:  # else the draw is dropped
-                sequence.tokens.append(token.token)
+            if not sequence.request.params.max_tokens:  # its prompt was scored, the draw is dropped
+                self._end(sequence, Move.FINISH, FinishReason.LENGTH)
+                events.append(FinishEvent(request_id, FinishReason.LENGTH))
+                continue
+            sequence.tokens.append(token.token)
             reason = finish_reason(sequence)
             if reason is not None:
                 self._end(sequence, Move.FINISH, reason)
-            own: Event = TokenEvent(request_id, token, reason, sequence.num_cached)
-            events.append(own if sequence.num_generated else FinishEvent(request_id, FinishReason.LENGTH))
+            events.append(TokenEvent(request_id, token, reason, sequence.num_cached))
         return tuple(events)
 
     def fail(self, message: str) -> tuple[Event, ...]:

@@ -2,7 +2,7 @@
 
 The engine's thread hands each step's events over in one call; text is made from them here, in the event
 loop, as they come, whether or not the client reads. So a slow reader delays nobody, and holds at most its
-own reply.
+own reply, some 200 bytes a token.
 """
 
 import asyncio
@@ -37,16 +37,25 @@ class Stream:
     Use it in a `with` block: leaving the block, however that happens, aborts what is still running.
     """
 
-    def __init__(self, reply: Reply, abort: Callable[[RequestId], None]) -> None:
+    def __init__(self, reply: Reply, abort: Callable[[RequestId], None], fed: asyncio.Event) -> None:
+        """`fed` is set whenever there is a new delta; the reader clears it."""
         self.request = reply.request
         self.reply = reply
         self._abort = abort
-        self._deltas: asyncio.Queue[Delta] = asyncio.Queue()
+        self.fed = fed
+        self._deltas: deque[Delta] = deque()
         self._done = False
+        self.num_waiting_tokens = len(reply.request.prompt)
+        """Tokens of the prompt until the first event comes, then 0."""
 
     def feed(self, event: Event) -> None:
         """Take an event from the engine."""
-        self._deltas.put_nowait(self.reply.push(event))
+        self._deltas.append(self.reply.push(event))
+        self.fed.set()
+
+    def take(self) -> Delta | None:
+        """The next delta, if there is one already."""
+        return self._deltas.popleft() if self._deltas else None
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
@@ -54,7 +63,9 @@ class Stream:
     async def __anext__(self) -> Delta:
         if self._done:
             raise StopAsyncIteration
-        delta = await self._deltas.get()
+        while (delta := self.take()) is None:
+            self.fed.clear()
+            await self.fed.wait()
         self._done = delta.finish is not None
         return delta
 
@@ -70,11 +81,24 @@ class Stream:
 class AsyncEngine:
     """Owns the engine's thread. All methods are called in one event loop's thread."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, *, max_waiting: int | None = None) -> None:
-        """More than `max_waiting` requests never wait at once; None sets no limit."""
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        *,
+        max_waiting: int | None = None,
+        max_waiting_tokens: int | None = None,
+        step_timeout: float = math.inf,
+    ) -> None:
+        """More than `max_waiting` requests never wait at once, nor more than `max_waiting_tokens` prompt
+        tokens, those of requests without a first token; None sets no limit. A turn of the loop that takes
+        more than `step_timeout` seconds is trouble."""
         self.engine = engine
         self.tokenizer = tokenizer
         self._max_waiting = max_waiting
+        self._max_waiting_tokens = max_waiting_tokens
+        self._step_timeout = step_timeout
+        self._num_waiting_tokens = 0
         self._departures: deque[float] = deque(maxlen=PACE_OVER)
         self._loop = EngineLoop(engine, self._deliver)
         self._streams: dict[RequestId, Stream] = {}
@@ -111,6 +135,15 @@ class AsyncEngine:
         return self._loop.failure
 
     @property
+    def trouble(self) -> str | None:
+        """Why no reply goes on; None while all is well."""
+        began = self._loop.busy_since
+        seconds = 0.0 if began is None else self.engine.clock() - began
+        if self.failure is None and seconds > self._step_timeout:
+            return f"the step in flight has taken {seconds:.0f} s; the limit is {self._step_timeout:g} s"
+        return self.failure
+
+    @property
     def num_streams(self) -> int:
         """Replies in the making."""
         return len(self._streams)
@@ -124,11 +157,13 @@ class AsyncEngine:
         request_id: str | None = None,
         arrival: float | None = None,
         terms: Terms = NO_TERMS,
+        fed: asyncio.Event | None = None,
     ) -> Stream:
         """Start a reply to `prompt` (token ids).
 
         `stop` are strings that end the reply; they are cut off. `arrival` is when the client's request came,
-        in seconds on the engine's clock (now, if not given). Raises `RequestError` at once for what can
+        in seconds on the engine's clock (now, if not given). Who reads several streams at once gives them
+        one event, `fed`, that is set whenever one has a new delta. Raises `RequestError` at once for what can
         never be served, `QueueFullError` if too many wait already, `UnavailableError` after `stop`.
         """
         arrival = self.engine.clock() if arrival is None else arrival
@@ -136,10 +171,11 @@ class AsyncEngine:
         if request.id in self._streams:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id")
         self.engine.scheduler.validate(request)
-        self._check_queue()
-        stream = Stream(Reply(request, self.tokenizer, stop), self._abort)
+        self._check_queue(len(request.prompt))
+        stream = Stream(Reply(request, self.tokenizer, stop), self._abort, fed or asyncio.Event())
         self._loop.submit(request)
         self._streams[request.id] = stream
+        self._num_waiting_tokens += stream.num_waiting_tokens
         self._idle.clear()
         return stream
 
@@ -148,8 +184,8 @@ class AsyncEngine:
             self._forget(request_id)
             self._loop.abort(request_id)
 
-    def _check_queue(self) -> None:
-        """The queue is who has a stream and does not run."""
+    def _check_queue(self, num_prompt: int) -> None:
+        """The queue is who has a stream and does not run; its tokens are those of who has no token yet."""
         num_waiting = len(self._streams) - len(self.engine.scheduler.running)
         if num_waiting <= 0:  # who ended while nobody waited does not tell how fast a queue moves
             self._departures.clear()
@@ -157,6 +193,12 @@ class AsyncEngine:
             raise QueueFullError(
                 f"{num_waiting} requests wait, at most {self._max_waiting} may",
                 retry_after_s=self._seconds_to_drain(num_waiting),
+            )
+        most, waiting = self._max_waiting_tokens, self._num_waiting_tokens
+        if most is not None and waiting and waiting + num_prompt > most:
+            raise QueueFullError(
+                f"{waiting} prompt tokens wait and the request brings {num_prompt} more, at most {most} may",
+                retry_after_s=self._seconds_to_drain(max(num_waiting, 1)),
             )
 
     def _seconds_to_drain(self, num_waiting: int) -> int:
@@ -166,8 +208,12 @@ class AsyncEngine:
         elapsed = self.engine.clock() - self._departures[0]
         return min(max(math.ceil(num_waiting * elapsed / len(self._departures)), 1), MAX_RETRY_S)
 
+    def _answered(self, stream: Stream) -> None:
+        self._num_waiting_tokens -= stream.num_waiting_tokens
+        stream.num_waiting_tokens = 0
+
     def _forget(self, request_id: RequestId) -> None:
-        del self._streams[request_id]
+        self._answered(self._streams.pop(request_id))
         if not self._streams:
             self._idle.set()
 
@@ -187,6 +233,7 @@ class AsyncEngine:
     def _feed(self, stream: Stream, event: Event) -> None:
         """Give a stream its event; one that cannot take it ends, and no other does."""
         request_id = stream.request.id
+        self._answered(stream)
         try:
             stream.feed(event)
         except Exception:

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from legato.engine.output import Delta
+from legato.server.prompt_log import log_prompts
 from legato.server.protocol import GenerationBody
 from legato.server.replies import Generation, Part, merged, started
 from legato.server.service import Service
@@ -83,6 +84,7 @@ async def answer(
 
 async def _whole(service: Service, head: Json, name: str, prepare: Prepare) -> Json:
     generation, wording = await prepare()
+    log_prompts(service, name, generation)
     with started(service.engine, generation, name) as streams:
         made: list[list[Delta]] = [[] for _ in streams]
         async with aclosing(merged(streams)) as deltas:
@@ -98,6 +100,7 @@ async def _events(
     service: Service, body: GenerationBody, head: Json, name: str, prepare: Prepare
 ) -> AsyncGenerator[bytes, None]:
     generation, wording = await prepare()
+    log_prompts(service, name, generation)
     options = body.stream_options
     with_usage = options is not None and options.include_usage
     running_usage = options is not None and options.continuous_usage_stats

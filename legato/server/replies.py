@@ -70,6 +70,7 @@ def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[
 
     Raises what `AsyncEngine.submit` raises; then nothing runs on.
     """
+    fed = asyncio.Event()
     with ExitStack() as stack:
         streams: list[Stream] = []
         for prompt, params in zip(generation.prompts, generation.params, strict=True):
@@ -81,35 +82,29 @@ def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[
                     request_id=f"{name}-{len(streams)}",
                     arrival=generation.arrival,
                     terms=generation.terms,
+                    fed=fed,
                 )
                 streams.append(stack.enter_context(stream))
         yield streams
 
 
 async def merged(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Delta], None]:
-    """The deltas of all streams as they come, with the stream's number.
+    """The deltas of all streams of one `started` as they come, with the stream's number.
 
     Raises `StepError` if one fails, `DeadlineError` if the request's timeout passes,
     `UnavailableError` if the server stops before all are complete.
     """
-    deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
-    pumps = [asyncio.ensure_future(_pump(index, stream, deltas)) for index, stream in enumerate(streams)]
-    num_left = len(pumps)
-    try:
-        while num_left:
-            index, delta = await deltas.get()
-            if delta.finish is not None:
-                num_left -= 1
-                _check(delta.finish)
-            yield index, delta
-    finally:
-        for pump in pumps:
-            pump.cancel()
-
-
-async def _pump(index: int, stream: Stream, deltas: asyncio.Queue[tuple[int, Delta]]) -> None:
-    async for delta in stream:
-        deltas.put_nowait((index, delta))
+    fed = streams[0].fed
+    num_left = len(streams)
+    while num_left:
+        await fed.wait()
+        fed.clear()
+        for index, stream in enumerate(streams):
+            while (delta := stream.take()) is not None:
+                if delta.finish is not None:
+                    num_left -= 1
+                    _check(delta.finish)
+                yield index, delta
 
 
 def _check(finish: Finish) -> None:

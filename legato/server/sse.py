@@ -16,10 +16,12 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 
+_to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
 
 def event(data: object) -> bytes:
     """One server-sent event. Only ASCII: some clients take U+2028 or U+0085 for the end of a line."""
-    return f"data: {json.dumps(data, separators=(',', ':'), allow_nan=False)}\n\n".encode("ascii")
+    return f"data: {_to_json(data)}\n\n".encode("ascii")
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -13,8 +13,12 @@ def start_server() -> Iterator[StartServer]:
     """Starts servers on free ports, `start_server(runner, **changes of the Service)`; ends them after."""
     servers: list[RunningServer] = []
 
-    def start(runner: object = None, *, shutdown_timeout: float = 5.0, **changes: object) -> RunningServer:
-        server = RunningServer(build_service(runner, **changes), shutdown_timeout=shutdown_timeout)
+    def start(
+        runner: object = None, *, shutdown_timeout: float = 5.0, send_timeout: float = 60.0, **changes: object
+    ) -> RunningServer:
+        server = RunningServer(
+            build_service(runner, **changes), shutdown_timeout=shutdown_timeout, send_timeout=send_timeout
+        )
         servers.append(server)
         return server
 

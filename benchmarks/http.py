@@ -110,6 +110,7 @@ class Client(asyncio.Protocol):
         head = (
             f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(self._content)}\r\n\r\n"
         )
+        self.transport = transport
         transport.write(head.encode() + self._content)
 
     def data_received(self, data: bytes) -> None:
@@ -168,6 +169,9 @@ async def read_streams(port: int, streams: int, tokens: int) -> list[Reading]:
         (await loop.create_connection(lambda: Client(content), "127.0.0.1", port))[1] for _ in range(streams)
     ]
     answers = await asyncio.gather(*(client.done for client in clients))
+    for client in clients:
+        client.transport.close()
+    await asyncio.sleep(0)
     readings = []
     for client, answer in zip(clients, answers, strict=True):
         name = answer.partition(b'"id":"')[2].partition(b'"')[0].decode()

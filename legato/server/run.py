@@ -11,12 +11,13 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 
 import uvicorn
 
 from legato.errors import ConfigError
 from legato.server.app import create_app
-from legato.server.connection import connection_kind
+from legato.server.connection import Connection
 from legato.server.service import Service
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ async def serve(
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     config = uvicorn.Config(
         create_app(service),
-        http=connection_kind(send_timeout),
+        http=partial(Connection, send_timeout),  # type: ignore[arg-type]
         log_config=None,
         access_log=False,
         lifespan="off",

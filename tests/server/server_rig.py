@@ -188,14 +188,14 @@ class RunningServer:
         service: Service,
         *,
         shutdown_timeout: float = 5.0,
-        send_timeout: float = 60.0,
         listener: socket.socket | None = None,
+        **timeouts: float,
     ) -> None:
+        """`timeouts` are arguments of `serve`."""
         self.service = service
         self.scheduler = service.engine.engine.scheduler
         self.lines: list[str] = []
-        self._shutdown_timeout = shutdown_timeout
-        self._send_timeout = send_timeout
+        self._timeouts = {"shutdown_timeout": shutdown_timeout, **timeouts}
         self._listener = listener or bind("127.0.0.1", 0)
         self._ready = threading.Event()
         self._failure: BaseException | None = None
@@ -245,8 +245,7 @@ class RunningServer:
             self._listener,
             on_ready=self._on_ready,
             shutdown=self._shutdown,
-            shutdown_timeout=self._shutdown_timeout,
-            send_timeout=self._send_timeout,
+            **self._timeouts,
         )
 
     def _on_ready(self, line: str) -> None:

@@ -70,7 +70,7 @@ LARGE: dict[str, Any] = {**STREAM, "n": 32, "logprobs": 5}
 
 
 def test_a_client_that_takes_nothing_is_dropped_and_holds_nothing(start_server: StartServer) -> None:
-    server = start_server(send_timeout=0.3)
+    server = start_server(timeouts={"send_timeout": 0.3})
     with connected(server, receive_buffer=4096) as client:
         post(client, LARGE)
         wait_until(lambda: server.service.engine.num_streams == 32)
@@ -80,7 +80,7 @@ def test_a_client_that_takes_nothing_is_dropped_and_holds_nothing(start_server: 
 
 
 def test_a_client_that_takes_little_is_not_dropped(start_server: StartServer) -> None:
-    server = start_server(send_timeout=0.3)
+    server = start_server(timeouts={"send_timeout": 0.3})
     with connected(server, receive_buffer=4096) as client:
         post(client, {**LARGE, "n": 8})
         received = b""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from server_rig import StartServer, ask, build_service
+from server_rig import ScriptedRunner, StartServer, ask, build_service, spelled
 
 from legato.server.app import create_app
 from legato.server.guards import OPEN_PATHS, ApiKeys
@@ -23,7 +23,7 @@ expected-statuses = ["2xx", "4xx", "504"]
 
 
 def test_schemathesis_finds_no_difference(start_server: StartServer, tmp_path: Path) -> None:
-    server = start_server(limits=Limits(n=2, choices=4))
+    server = start_server(ScriptedRunner(spelled("ok")), limits=Limits(n=2, choices=4))
     command = [str(Path(sys.executable).with_name("schemathesis")), "run", f"{server.url}/openapi.json"]
     (tmp_path / "schemathesis.toml").write_text(CONFIG)
     command += ["--phases", "coverage,fuzzing"]

@@ -81,7 +81,7 @@ def test_a_second_signal_does_not_wait_for_a_step_that_hangs(start_server: Start
     def hang(plan: StepPlan) -> None:  # noqa: ARG001
         released.wait(30)
 
-    server = start_server(ScriptedRunner(before=hang), shutdown_timeout=60)
+    server = start_server(ScriptedRunner(before=hang), timeouts={"shutdown_timeout": 60})
     body = b'{"prompt": "hi"}'
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 16\r\n\r\n" + body)
@@ -125,7 +125,9 @@ def test_c_12_a_draining_server_finishes_streams_and_refuses_new_work(start_serv
 
 @pytest.mark.parametrize("asked", [1, 2], ids=["deadline", "second signal"])
 def test_c_12_what_is_left_at_the_end_gets_an_error(start_server: StartServer, asked: int) -> None:
-    server = start_server(ScriptedRunner(before=slow(0.02)), shutdown_timeout=0.3 if asked == 1 else 60)
+    server = start_server(
+        ScriptedRunner(before=slow(0.02)), timeouts={"shutdown_timeout": 0.3 if asked == 1 else 60}
+    )
     with httpx.stream("POST", f"{server.url}/v1/completions", json={**STREAM, "max_tokens": 400}) as stream:
         lines = stream.iter_lines()
         next(lines)
@@ -141,7 +143,7 @@ def test_c_12_what_is_left_at_the_end_gets_an_error(start_server: StartServer, a
 
 def test_c_12_a_whole_answer_that_is_cut_by_the_end_is_a_503(start_server: StartServer) -> None:
     runner = ScriptedRunner(before=slow(0.02))
-    server = start_server(runner, shutdown_timeout=0)
+    server = start_server(runner, timeouts={"shutdown_timeout": 0})
     body = {"prompt": "hi", "max_tokens": 400}
 
     async def run() -> httpx.Response:
@@ -240,6 +242,19 @@ def test_an_address_is_answered_while_its_model_loads_and_served_from_then_on() 
             assert client.get("/health").status_code == 200
         finally:
             server.stop()
+
+
+def test_c_15_how_long_an_idle_connection_stays_open_is_a_setting(start_server: StartServer) -> None:
+    """Before its first request and after one."""
+    server = start_server(timeouts={"keep_alive": 0.2})
+    for request in (b"", b"GET /health HTTP/1.1\r\nHost: legato\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.settimeout(5)
+            connection.sendall(request)
+            received = b""
+            while data := connection.recv(4096):
+                received += data
+            assert received.endswith(b'{"status":"ok"}' if request else b"")
 
 
 @contextmanager

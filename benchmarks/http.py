@@ -137,10 +137,9 @@ async def serve_fake(step_seconds: float, streams: int, report: Path) -> None:
         return step_seconds
 
     runner = FakeRunner(num_blocks=NUM_BLOCKS, block_size=BLOCK, vocab_size=ASCII, step_seconds=seconds)
-    engine = Engine(Scheduler(config, BlockPool(NUM_BLOCKS, BLOCK)), runner, clock=time.monotonic)
-    metrics = Metrics(
-        model_name="fake", budget=config.max_batch_tokens, num_blocks=NUM_BLOCKS, block_size=BLOCK
-    )
+    pool = BlockPool(NUM_BLOCKS, BLOCK)
+    engine = Engine(Scheduler(config, pool), runner, clock=time.monotonic)
+    metrics = Metrics(model_name="fake", budget=config.max_batch_tokens, blocks=pool)
     ends = Ends()
     engine.observe(metrics)
     engine.observe(ends)

@@ -81,12 +81,9 @@ def _api_keys(server: ServerSettings) -> ApiKeys:
 
 def _service(built: Built, settings: Settings, keys: ApiKeys) -> Service:
     server = settings.server
-    pool = built.engine.scheduler.blocks
+    scheduler = built.engine.scheduler
     metrics = Metrics(
-        model_name=built.name,
-        budget=built.engine.scheduler.config.max_batch_tokens,
-        num_blocks=pool.num_blocks,
-        block_size=pool.block_size,
+        model_name=built.name, budget=scheduler.config.max_batch_tokens, blocks=scheduler.blocks
     )
     built.engine.observe(metrics)
     built.engine.observe(ThroughputLog())

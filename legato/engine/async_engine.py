@@ -90,8 +90,8 @@ class AsyncEngine:
         max_waiting_tokens: int | None = None,
         step_timeout: float = math.inf,
     ) -> None:
-        """More than `max_waiting` requests never wait at once, nor more than `max_waiting_tokens` prompt
-        tokens, those of requests without a first token; None sets no limit. A turn of the loop that takes
+        """More than `max_waiting` replies never wait at once, nor more than `max_waiting_tokens` prompt
+        tokens, those of replies without a first token; None sets no limit. A turn of the loop that takes
         more than `step_timeout` seconds is trouble."""
         self.engine = engine
         self.tokenizer = tokenizer
@@ -157,21 +157,25 @@ class AsyncEngine:
         request_id: str | None = None,
         arrival: float | None = None,
         terms: Terms = NO_TERMS,
+        places: int = 1,
+        num_tokens: int | None = None,
         fed: asyncio.Event | None = None,
     ) -> Stream:
         """Start a reply to `prompt` (token ids).
 
         `stop` are strings that end the reply; they are cut off. `arrival` is when the client's request came,
-        in seconds on the engine's clock (now, if not given). Who reads several streams at once gives them
-        one event, `fed`, that is set whenever one has a new delta. Raises `RequestError` at once for what can
-        never be served, `QueueFullError` if too many wait already, `UnavailableError` after `stop`.
+        in seconds on the engine's clock (now, if not given). `places` is how many replies the queue must have
+        room for, and `num_tokens` how many prompt tokens: of several that belong together the first one asks
+        for all, the others for 0. Who reads several at once gives them one event, `fed`, that is set whenever
+        one has a new delta. Raises `RequestError` at once for what can never be served, `QueueFullError` if
+        too many wait already, `UnavailableError` after `stop`.
         """
         arrival = self.engine.clock() if arrival is None else arrival
         request = new_request(prompt, params, arrival=arrival, request_id=request_id, terms=terms)
         if request.id in self._streams:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id")
         self.engine.scheduler.validate(request)
-        self._check_queue(len(request.prompt))
+        self._check_queue(places, len(request.prompt) if num_tokens is None else num_tokens)
         stream = Stream(Reply(request, self.tokenizer, stop), self._abort, fed or asyncio.Event())
         self._loop.submit(request)
         self._streams[request.id] = stream
@@ -184,21 +188,42 @@ class AsyncEngine:
             self._forget(request_id)
             self._loop.abort(request_id)
 
-    def _check_queue(self, num_prompt: int) -> None:
-        """The queue is who has a stream and does not run; its tokens are those of who has no token yet."""
-        num_waiting = len(self._streams) - len(self.engine.scheduler.running)
+    def _check_queue(self, places: int, num_tokens: int) -> None:
+        """The queue is who has a stream and does not run. While the scheduler leaves nobody waiting, there is
+        room in the free places of those that run as well. Its tokens are those of who has no token yet."""
+        scheduler = self.engine.scheduler
+        max_running, num_running = scheduler.config.max_running, len(scheduler.running)
+        num_waiting = len(self._streams) - num_running
         if num_waiting <= 0:  # who ended while nobody waited does not tell how fast a queue moves
             self._departures.clear()
-        if self._max_waiting is not None and num_waiting >= self._max_waiting:
-            raise QueueFullError(
-                f"{num_waiting} requests wait, at most {self._max_waiting} may",
-                retry_after_s=self._seconds_to_drain(num_waiting),
-            )
+        if places == 0:
+            return
+        if self._max_waiting is not None:
+            self._check_places(places, num_waiting, max_running - num_running)
         most, waiting = self._max_waiting_tokens, self._num_waiting_tokens
-        if most is not None and waiting and waiting + num_prompt > most:
+        if most is not None and waiting and waiting + num_tokens > most:
             raise QueueFullError(
-                f"{waiting} prompt tokens wait and the request brings {num_prompt} more, at most {most} may",
+                f"{waiting} prompt tokens wait and the request brings {num_tokens} more, at most {most} may",
                 retry_after_s=self._seconds_to_drain(max(num_waiting, 1)),
+            )
+
+    def _check_places(self, places: int, num_waiting: int, num_idle: int) -> None:
+        """`num_idle` replies more could run."""
+        scheduler = self.engine.scheduler
+        assert self._max_waiting is not None
+        if places > scheduler.config.max_running + self._max_waiting:
+            raise RequestError(
+                f"the request asks for {places} replies; at most {scheduler.config.max_running} may run and "
+                f"{self._max_waiting} wait",
+                param="n",
+            )
+        is_held_up = scheduler.waiting and scheduler.num_left_waiting
+        free = 0 if is_held_up else num_idle
+        if num_waiting + places > free + self._max_waiting:
+            more = f"; {places} more came together" if places > 1 else ""
+            raise QueueFullError(
+                f"{num_waiting} requests wait, at most {self._max_waiting} may{more}",
+                retry_after_s=self._seconds_to_drain(num_waiting),
             )
 
     def _seconds_to_drain(self, num_waiting: int) -> int:

@@ -191,15 +191,14 @@ class AsyncEngine:
     def _check_queue(self, places: int, num_tokens: int) -> None:
         """The queue is who has a stream and does not run. While the scheduler leaves nobody waiting, there is
         room in the free places of those that run as well. Its tokens are those of who has no token yet."""
-        scheduler = self.engine.scheduler
-        max_running, num_running = scheduler.config.max_running, len(scheduler.running)
+        num_running = len(self.engine.scheduler.running)
         num_waiting = len(self._streams) - num_running
         if num_waiting <= 0:  # who ended while nobody waited does not tell how fast a queue moves
             self._departures.clear()
         if places == 0:
             return
         if self._max_waiting is not None:
-            self._check_places(places, num_waiting, max_running - num_running)
+            self._check_places(places, num_waiting, num_running, self._max_waiting)
         most, waiting = self._max_waiting_tokens, self._num_waiting_tokens
         if most is not None and waiting and waiting + num_tokens > most:
             raise QueueFullError(
@@ -207,22 +206,21 @@ class AsyncEngine:
                 retry_after_s=self._seconds_to_drain(max(num_waiting, 1)),
             )
 
-    def _check_places(self, places: int, num_waiting: int, num_idle: int) -> None:
-        """`num_idle` replies more could run."""
+    def _check_places(self, places: int, num_waiting: int, num_running: int, max_waiting: int) -> None:
         scheduler = self.engine.scheduler
-        assert self._max_waiting is not None
-        if places > scheduler.config.max_running + self._max_waiting:
+        max_running = scheduler.config.max_running
+        if places > max_running + max_waiting:
             raise RequestError(
-                f"the request asks for {places} replies; at most {scheduler.config.max_running} may run and "
-                f"{self._max_waiting} wait",
+                f"the request asks for {places} replies; at most {max_running} may run and "
+                f"{max_waiting} wait",
                 param="n",
             )
         is_held_up = scheduler.waiting and scheduler.num_left_waiting
-        free = 0 if is_held_up else num_idle
-        if num_waiting + places > free + self._max_waiting:
+        free = 0 if is_held_up else max_running - num_running
+        if num_waiting + places > free + max_waiting:
             more = f"; {places} more came together" if places > 1 else ""
             raise QueueFullError(
-                f"{num_waiting} requests wait, at most {self._max_waiting} may{more}",
+                f"{num_waiting} requests wait, at most {max_waiting} may{more}",
                 retry_after_s=self._seconds_to_drain(num_waiting),
             )
 

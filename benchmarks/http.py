@@ -13,6 +13,7 @@ The HTTP side is the event loop's thread: text, JSON, sockets. The engine's thre
 
 import argparse
 import asyncio
+import gc
 import json
 import math
 import subprocess
@@ -153,6 +154,8 @@ async def serve_fake(step_seconds: float, streams: int, report: Path) -> None:
         metrics_text=lambda: (metrics.render(), CONTENT_TYPE),
         version={},
     )
+    gc.collect()
+    gc.freeze()  # as the command line does, and for its reason
     began = time.thread_time()
     await serve(service, bind("127.0.0.1", 0), on_ready=partial(print, flush=True))
     http, everything = time.thread_time() - began, time.process_time()

@@ -1,6 +1,7 @@
 """`legato serve`: load a model, listen, say that it is ready."""
 
 import asyncio
+import gc
 import logging
 import platform
 import sys
@@ -39,6 +40,9 @@ def serve_model(settings: Settings) -> None:
         for name, choice in built.choices.items():
             _tell(f"{name}: {choice}", server)
     service = _service(built, settings, keys)
+    # What the start has made stays for good: the collector need not look through it in the middle of a step.
+    gc.collect()
+    gc.freeze()
     with ExitStack() as stack:
         if journal is not None:
             built.engine.observe(stack.enter_context(closing(journal)))

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -58,6 +59,11 @@ class Alias:
     name: str
 
 
+def in_seconds(milliseconds: float | None) -> float | None:
+    """A time that may be missing."""
+    return None if milliseconds is None else milliseconds / 1000
+
+
 class Section(BaseModel):
     """One table of runtime.toml."""
 
@@ -76,6 +82,11 @@ class ModelSettings(Section):
     )
     chat_template: str | None = Field(
         default=None, description="A built-in name, a .jinja file or a template, instead of the model's own."
+    )
+    generation_config: Literal["auto", "none"] = Field(
+        default="auto",
+        description="What a request gets that does not say how to sample. auto: what the model's "
+        "generation_config.json says. none: OpenAI's defaults.",
     )
     max_model_len: int | None = Field(
         default=None,
@@ -97,10 +108,30 @@ class ModelSettings(Section):
 class EngineSettings(Section):
     """The step, and the memory behind it."""
 
-    max_batch_tokens: Annotated[int, Alias("max_num_batched_tokens")] = Field(
-        default=256,
+    tpot_target_ms: float | None = Field(
+        default=None,
+        gt=0,
+        le=3_600_000,
+        description="Longest gap between two tokens of a reply, in milliseconds: each step takes as much of "
+        "the waiting prompts as keeps to it. Requests may set their own. Default: no target.",
+    )
+    ttft_target_ms: float | None = Field(
+        default=None,
+        gt=0,
+        le=3_600_000,
+        description="Time to first token that is aimed at, in milliseconds; the metrics count who misses it. "
+        "Requests may set their own. Default: no target.",
+    )
+    calibrate: bool = Field(
+        default=True,
+        description="With tpot_target_ms, measure for some seconds at the first start what steps cost. "
+        "Without, the steps teach it as they come.",
+    )
+    max_batch_tokens: Annotated[int | None, Alias("max_num_batched_tokens")] = Field(
+        default=None,
         ge=1,
-        description="Token budget: the most tokens in one step, decodes and prompt chunks together.",
+        description="Token budget: the most tokens in one step, decodes and prompt chunks together. Default: "
+        "256, or 2048 with tpot_target_ms, which then decides below it.",
     )
     prefill_chunk: int | None = Field(
         default=None,
@@ -159,15 +190,22 @@ class EngineSettings(Section):
     )
 
     @property
+    def token_limit(self) -> int:
+        """`max_batch_tokens`, or its default."""
+        if self.max_batch_tokens is not None:
+            return self.max_batch_tokens
+        return 256 if self.tpot_target_ms is None else 2048
+
+    @property
     def running_limit(self) -> int:
         """`max_running`, or its default."""
-        return min(64, self.max_batch_tokens) if self.max_running is None else self.max_running
+        return min(64, self.token_limit) if self.max_running is None else self.max_running
 
     @model_validator(mode="after")
     def _go_together(self) -> "EngineSettings":
-        if self.running_limit > self.max_batch_tokens:
+        if self.running_limit > self.token_limit:
             raise ValueError(
-                f"max_running ({self.max_running}) is above max_batch_tokens ({self.max_batch_tokens}): "
+                f"max_running ({self.max_running}) is above max_batch_tokens ({self.token_limit}): "
                 "the decodes of all running requests must fit in one step"
             )
         if self.num_blocks is not None and self.kv_memory is not None:
@@ -267,10 +305,13 @@ def _is_secret(field: FieldInfo) -> bool:
     return SecretStr in get_args(field.annotation)
 
 
-def load_settings(file: Path | None, overrides: Mapping[str, object]) -> Settings:
+def load_settings(
+    file: Path | None, overrides: Mapping[str, object], origins: Mapping[str, str] = MappingProxyType({})
+) -> Settings:
     """Settings from runtime.toml, if given, with `overrides` (name -> value) on top.
 
-    Raises `ConfigError`, one line, naming the file or the setting, the value and what is allowed.
+    `origins` says of an override where it came from, such as `--port` or `LEGATO_PORT`. Raises `ConfigError`,
+    one line: where the value came from (or the file and the setting), what is allowed, the value.
     """
     tables = {} if file is None else _read_toml(file)
     merged: dict[str, object] = dict(tables)
@@ -291,9 +332,15 @@ def load_settings(file: Path | None, overrides: Mapping[str, object]) -> Setting
         message, given = "no such setting", ""
     elif first["type"] == "model_type":
         message = "not a table"
-    name = place[:2][-1]
-    where = "settings" if file is None or name in overrides else str(file)
-    raise ConfigError(f"{where}: {'.'.join(place)}: {message}{given}", param=name)
+    # A fault of settings that do not go together stands at their table, and its message has their names.
+    named = set(place[1:] or re.findall(r"\w+", message))
+    at_fault = [
+        origins.get(name, f"{section}.{name}")
+        for section, name, _ in fields()
+        if name in named and name in overrides
+    ]
+    where = ", ".join(at_fault) or f"{file or 'settings'}: {'.'.join(place)}"
+    raise ConfigError(f"{where}: {message}{given}", param=place[:2][-1])
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

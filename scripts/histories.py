@@ -91,7 +91,7 @@ class Player:
         if call["call"] == "fail":
             events = scheduler.fail("it broke")
         else:
-            events = scheduler.complete(self._runner.run(plan(scheduler, schedule)))
+            events = scheduler.complete(self._runner.run(plan(scheduler, schedule)), call["now"])
         scheduler.check()
         return {**_schedule(schedule), "events": _events((*expired, *events))}
 

@@ -12,13 +12,15 @@ from legato import __version__
 from legato.cli.load import stages
 from legato.cli.logs import configure
 from legato.cli.options import cache_dir
-from legato.config import ServerSettings, Settings
+from legato.config import ServerSettings, Settings, in_seconds
 from legato.engine.async_engine import AsyncEngine
 from legato.engine.build import Built, build
 from legato.errors import ConfigError
 from legato.metrics.journal import JournalFile
 from legato.metrics.prometheus import CONTENT_TYPE, Metrics
+from legato.metrics.target_log import TargetLog
 from legato.metrics.throughput import ThroughputLog
+from legato.metrics.timeline import Targets
 from legato.server.guards import ApiKeys
 from legato.server.lobby import lobby
 from legato.server.run import bind, serve
@@ -87,10 +89,16 @@ def _service(built: Built, settings: Settings, keys: ApiKeys) -> Service:
     server = settings.server
     scheduler = built.engine.scheduler
     metrics = Metrics(
-        model_name=built.name, budget=scheduler.config.max_batch_tokens, blocks=scheduler.blocks
+        model_name=built.name,
+        budget=scheduler.config.max_batch_tokens,
+        blocks=scheduler.blocks,
+        targets=Targets(
+            ttft=in_seconds(settings.engine.ttft_target_ms), tpot=in_seconds(settings.engine.tpot_target_ms)
+        ),
     )
     built.engine.observe(metrics)
     built.engine.observe(ThroughputLog())
+    built.engine.observe(TargetLog())
     engine = AsyncEngine(
         built.engine,
         built.tokenizer,
@@ -104,6 +112,7 @@ def _service(built: Built, settings: Settings, keys: ApiKeys) -> Service:
         model_name=built.name,
         model_root=str(built.source),
         max_model_len=built.max_model_len,
+        sampling_defaults=built.sampling_defaults,
         takes_priority=settings.engine.policy == "priority",
         vocab_size=built.spec.vocab_size,
         metrics_text=lambda: (metrics.render(), CONTENT_TYPE),

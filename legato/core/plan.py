@@ -7,6 +7,7 @@ their length: both put `tokens` at positions `start, start + 1, ..` of the block
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from legato.core.cost import StepShape, shape_of
 from legato.core.request import RequestId, SamplingParams
 
 if TYPE_CHECKING:
@@ -70,6 +71,13 @@ class StepPlan:
 
     batch: ForwardBatch
     sample: tuple[SampleRow, ...]
+
+    @property
+    def shape(self) -> StepShape:
+        """What its time depends on."""
+        sampled = {row.seq for row in self.sample}
+        seqs = self.batch.seqs
+        return shape_of((seq.start, len(seq.tokens), i in sampled) for i, seq in enumerate(seqs))
 
 
 @dataclass(frozen=True, slots=True)

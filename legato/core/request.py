@@ -88,6 +88,10 @@ class Request:
     """Requests share computed blocks only with those of the same salt."""
     priority: int = 0
     """The lower, the more urgent."""
+    tpot_target: float | None = None
+    """Seconds between two tokens of its reply that are not to be exceeded; the server's target if None."""
+    ttft_target: float | None = None
+    """Seconds from its arrival by which its first token is wanted; the server's target if None."""
     deadline: float | None = None
     """When it ends, in whatever state it is; seconds on the engine's clock."""
 

@@ -1,17 +1,16 @@
 """The scheduler: which sequences run in the next step, and with how many tokens.
 
-There is no prefill phase and no decode phase. Every running sequence has known tokens and computed tokens,
-and a step lets computed catch up with known, under one token budget: decodes first, then prompts, started and
-waiting ones in one order.
+There is no prefill phase and no decode phase. Each running sequence has known and computed tokens, and a step
+lets computed catch up with known, under one budget: decodes first, then prompts, started and waiting alike.
 
     schedule(now) -> Schedule    decides; changes nothing
     commit(schedule)             takes and gives back blocks, moves sequences
     plan(scheduler, schedule)    (core.plan) the integers for the runner
-    complete(result) -> events   appends tokens, ends what is done, frees its blocks
+    complete(result, now) -> events   appends tokens, ends what is done, frees its blocks
 
 What may enter this file: where sequences are and who holds blocks. Who comes first belongs to `order`, who
-may come in to `admission`, who loses its blocks to `preemption`, how long a chunk is to the prefill policy,
-when a reply ends to `stopping`, tensors and text to other rooms. Time is an argument.
+may come in to `admission`, who loses its blocks to `preemption`, how long a chunk is to `budget`, `prefill`
+and `draft`, when a reply ends to `stopping`. Time is an argument.
 """
 
 import heapq
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from legato.core import law
 from legato.core.admission import MAX_PREEMPTIONS
 from legato.core.block_pool import BlockPool
+from legato.core.budget import Budget, FixedBudget
 from legato.core.draft import Draft
 from legato.core.events import Event, FinishEvent, TokenEvent
 from legato.core.lifecycle import Move, Status
@@ -84,16 +84,17 @@ class Scheduler:
         blocks: BlockPool,
         *,
         prefill_policy: PrefillPolicy | None = None,
+        budget: Budget | None = None,
         order: Order | None = None,
         replies: ReplyLengths | None = None,
     ) -> None:
         self.config = config
         self.blocks = blocks
         self.prefill_policy = prefill_policy or FillBudget()
+        self.budget = budget or FixedBudget(config.max_batch_tokens)
         self.order = order or Fair()
         self.replies = replies or ReplyLengths()
-        self.step = 0
-        """Steps committed so far."""
+        self.step = 0  # how many were committed
         self.waiting = Queue(self.order)
         self.running: dict[RequestId, Sequence] = {}
         """Sequences that hold blocks, in the order in which they were admitted."""
@@ -256,12 +257,13 @@ class Scheduler:
         self._in_flight = schedule
         self.step += 1
 
-    def complete(self, result: StepResult) -> tuple[Event, ...]:
-        """Absorb what the committed step computed, in the order of its runs.
+    def complete(self, result: StepResult, now: float) -> tuple[Event, ...]:
+        """Absorb what the committed step computed by `now`, in the order of its runs.
 
         Sequences that were aborted meanwhile are skipped, their sampled tokens dropped.
         """
         schedule = self._land()
+        self.budget.note(schedule.shape, now - schedule.now)
         sampled, size = iter(result.sampled), self.blocks.block_size
         events: list[Event] = []
         for run in schedule.runs:
@@ -342,7 +344,7 @@ class Scheduler:
         left_out = sum(1 for request_id, _ in schedule.left_out if request_id in self.running)
         num_prompts = len(schedule.chunks) + left_out + len(self.waiting)
         share = schedule.num_prefill_tokens / max(num_prompts, 1)
-        self.virtual_time += max(share, AGEING * self.config.max_batch_tokens)
+        self.virtual_time += max(share, AGEING * schedule.budget)
 
     def _note_overtaken(self, schedule: Schedule) -> None:
         """Count how often the first of the queue is overtaken though its turn has come."""
@@ -391,10 +393,8 @@ class Scheduler:
         """A sequence leaves `running` and gives up its blocks, unless a step in flight still writes them."""
         del self.running[sequence.id]
         blocks, sequence.blocks = sequence.blocks, []
-        in_step = self._in_flight is not None and any(
-            run.request_id == sequence.id for run in self._in_flight.runs
-        )
-        if in_step:
+        runs = () if self._in_flight is None else self._in_flight.runs
+        if any(run.request_id == sequence.id for run in runs):
             self._held.append(blocks)
         else:
             self.blocks.release(blocks)

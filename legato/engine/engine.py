@@ -80,10 +80,11 @@ class Engine:
         error, model_time = None, 0.0
         try:
             result = self._runner.run(plan(scheduler, schedule))
-            events, model_time = scheduler.complete(result), result.elapsed
+            events, model_time = scheduler.complete(result, ended := self.clock()), result.elapsed
         except BaseException as caught:  # whatever the model does, the loop and the other requests live on
             if scheduler.in_flight is None:
                 raise
+            ended = self.clock()
             error = caught.message if isinstance(caught, LegatoError) else type(caught).__name__
             events = scheduler.fail(f"the model step that this request was in failed ({error})")
             if isinstance(caught, Exception):
@@ -94,9 +95,8 @@ class Engine:
         record = StepRecord(
             schedule=schedule,
             events=events,
-            ended=self.clock(),
+            ended=ended,
             model_time=model_time,
-            budget=scheduler.config.max_batch_tokens,
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
             blocks_used=scheduler.blocks.num_used,

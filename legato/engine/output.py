@@ -49,6 +49,10 @@ class Terms:
     """The lower, the more urgent."""
     cache_salt: str = ""
     """It shares computed blocks only with requests of the same salt."""
+    tpot_target: float | None = None
+    """Seconds between two tokens of its reply that are not to be exceeded; the server's target if None."""
+    ttft_target: float | None = None
+    """Seconds from its arrival by which its first token is wanted; the server's target if None."""
     timeout: float | None = None
     """Seconds from its arrival after which it ends, in whatever state it is."""
 
@@ -74,6 +78,8 @@ def new_request(
         arrival=arrival,
         priority=terms.priority,
         cache_salt=terms.cache_salt,
+        tpot_target=terms.tpot_target,
+        ttft_target=terms.ttft_target,
         deadline=None if terms.timeout is None else arrival + terms.timeout,
     )
 

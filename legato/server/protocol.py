@@ -150,6 +150,11 @@ class GenerationBody(Body):
     """The lower, the more urgent (vLLM)."""
     cache_salt: Annotated[str, AfterValidator(_unicode), Field(min_length=1, max_length=256)] | None = None
     """The request shares computed prefixes only with others of the same salt (vLLM)."""
+    tpot_target_ms: float | None = Field(None, gt=0, le=3_600_000)
+    """Milliseconds between two tokens of the reply that are not to be exceeded; the server's if left out.
+    While it decodes, the steps keep to the strictest."""
+    ttft_target_ms: float | None = Field(None, gt=0, le=3_600_000)
+    """Milliseconds from arrival by which the first token is wanted. Metrics count it; it hastens nothing."""
     timeout: float | None = Field(None, gt=0, le=86400)
     """Seconds from arrival after which the request ends with an error, wherever it is then."""
     user: str | None = None

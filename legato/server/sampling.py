@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from legato.config import in_seconds
 from legato.core.request import SamplingParams
 from legato.engine.output import Terms
 from legato.errors import ContextLengthError, RequestError
@@ -61,14 +62,18 @@ def sampling_params(
         raise RequestError(
             f"min_tokens: {body.min_tokens} is above the {max_tokens} tokens possible", param="min_tokens"
         )
+    said, defaults = body.model_fields_set, service.sampling_defaults
+    top_k = body.top_k if "top_k" in said else defaults.top_k
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=body.min_tokens,
-        temperature=body.temperature,
-        top_k=body.top_k if 0 < body.top_k < service.vocab_size else 0,
-        top_p=body.top_p,
-        min_p=body.min_p,
-        repetition_penalty=body.repetition_penalty,
+        temperature=body.temperature if "temperature" in said else defaults.temperature,
+        top_k=top_k if 0 < top_k < service.vocab_size else 0,
+        top_p=body.top_p if "top_p" in said else defaults.top_p,
+        min_p=body.min_p if "min_p" in said else defaults.min_p,
+        repetition_penalty=(
+            body.repetition_penalty if "repetition_penalty" in said else defaults.repetition_penalty
+        ),
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         seed=body.seed,
@@ -81,7 +86,13 @@ def sampling_params(
 
 def terms(body: GenerationBody) -> Terms:
     """How the request is treated among others."""
-    return Terms(priority=body.priority, cache_salt=body.cache_salt or "", timeout=body.timeout)
+    return Terms(
+        priority=body.priority,
+        cache_salt=body.cache_salt or "",
+        tpot_target=in_seconds(body.tpot_target_ms),
+        ttft_target=in_seconds(body.ttft_target_ms),
+        timeout=body.timeout,
+    )
 
 
 def seed_of(seed: int | None, sample: int) -> int | None:

@@ -10,6 +10,7 @@ from legato.engine.async_engine import AsyncEngine
 from legato.errors import RequestError, UnavailableError
 from legato.server.guards import ApiKeys
 from legato.text.chat import ChatTemplate
+from legato.text.sampling_defaults import SamplingDefaults
 from legato.text.tokenizer import Tokenizer
 
 
@@ -71,6 +72,8 @@ class Service:
     """The most tokens of a prompt and its reply together."""
     vocab_size: int
     """Token ids run from 0 to vocab_size - 1."""
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    """What a request gets that does not say how to sample."""
     takes_priority: bool = False
     """Whether requests may say how urgent they are."""
     metrics_text: Callable[[], tuple[bytes, str]]

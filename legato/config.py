@@ -253,6 +253,11 @@ class ServerSettings(Section):
     step_timeout: float = Field(
         default=300.0, gt=0, description="Seconds after which a step that goes on makes /health fail."
     )
+    sse_keep_alive: float = Field(
+        default=10.0,
+        ge=0,
+        description="Seconds of silence after which a stream sends a comment, to stay open. 0: never.",
+    )
     shutdown_timeout: float = Field(
         default=30.0, ge=0, description="Seconds that running replies get to end after SIGTERM."
     )

@@ -47,6 +47,7 @@ INPUTS = "tests/runner/test_inputs.py::test_"
 EXACT = "tests/runner/test_exact_schedules.py::test_"
 INVARIANCE = "tests/runner/test_chunk_invariance.py::test_"
 PRODUCTS = "tests/kernels/test_integer_products.py::test_"
+SCORES = "tests/core/test_prompt_logprobs.py::"
 ALONE = "tests/kernels/test_rows_stand_alone.py::test_"
 
 MUTANTS = (
@@ -188,9 +189,9 @@ MUTANTS = (
     ),
     Mutant(
         "a fully cached prompt computes nothing",
-        "legato/core/scheduler.py",
-        "(sequence.num_known - 1) // self.blocks.block_size + 1",
-        "sequence.num_known // self.blocks.block_size + 1",
+        "legato/core/sequence.py",
+        "return len(self.tokens) - 1\n",
+        "return len(self.tokens)\n",
         SHARING + "a_fully_cached_prompt_of_whole_blocks_still_computes_its_last_block",
     ),
     Mutant(
@@ -484,6 +485,41 @@ MUTANTS = (
         ADMISSION + "only_blocks_that_nobody_else_holds_are_gained",
     ),
     Mutant(
+        "a prompt that is scored takes what is cached",
+        "legato/core/sequence.py",
+        "        if self.num_unscored:",
+        "        if False:",
+        SCORES + "test_e_03_a_cached_prefix_is_not_taken_and_the_second_run_scores_the_same",
+    ),
+    Mutant(
+        "a preempted prompt is scored twice",
+        "legato/core/sequence.py",
+        "first = max(start, len(prompt) - 1 - self.num_unscored)",
+        "first = start",
+        SCORES + "test_a_preemption_scores_nothing_twice",
+    ),
+    Mutant(
+        "a prompt token scored by its own position",
+        "legato/core/sequence.py",
+        "prompt[first + 1 : end + 1]",
+        "prompt[first:end]",
+        SCORES + "test_every_token_but_the_first_is_scored_once_whatever_the_chunks",
+    ),
+    Mutant(
+        "a request without a reply gets a token",
+        "legato/core/scheduler.py",
+        "if sequence.request.params.max_tokens:",
+        "if True:",
+        SCORES + "TestNoReply",
+    ),
+    Mutant(
+        "every slice scored against the first one's tokens",
+        "legato/runner/score.py",
+        "rows.targets[low - first :]",
+        "rows.targets",
+        "tests/runner/test_prompt_logprobs_exact.py::test_slices_do_not_change_a_bit_of_them",
+    ),
+    Mutant(
         "blocks that a victim shared with one other stay no gain",
         "legato/core/preemption.py",
         "if more or gain > missing:",
@@ -500,15 +536,15 @@ MUTANTS = (
     Mutant(
         "every reply teaches its length, the aborted ones too",
         "legato/core/scheduler.py",
-        "if reason in (FinishReason.STOP, FinishReason.LENGTH):",
-        "if reason:",
+        "if reason in (FinishReason.STOP, FinishReason.LENGTH) and",
+        "if reason and",
         ADMISSION + "only_replies_that_ended_by_their_own_rule_teach",
     ),
     Mutant(
         "an old deadline ends a new request",
         "legato/core/scheduler.py",
-        "if sequence is not None and sequence.number == number:",
-        "if sequence is not None:",
+        "if sequence is not None and sequence.number == deadline[1] else",
+        "if sequence is not None else",
         ADMISSION + "a_deadline_of_an_ended_request_does_not_end_another_with_its_id",
     ),
     Mutant(
@@ -677,7 +713,7 @@ MUTANTS = (
     Mutant(
         "every reply of a request asks for a place of its own",
         "legato/server/replies.py",
-        "places=0 if streams else num_replies",
+        "places=0 if index else num_replies",
         "places=1",
         TERMS + "more_replies_than_may_ever_run_and_wait_are_refused_for_good",
     ),

@@ -112,6 +112,7 @@ def _service(built: Built, settings: Settings, keys: ApiKeys) -> Service:
         model_name=built.name,
         model_root=str(built.source),
         max_model_len=built.max_model_len,
+        keep_alive=settings.server.sse_keep_alive,
         sampling_defaults=built.sampling_defaults,
         takes_priority=settings.engine.policy == "priority",
         vocab_size=built.spec.vocab_size,

@@ -14,12 +14,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 
-from legato.core.events import Event, FinishEvent
+from legato.core.events import Event, FinishEvent, TokenEvent
 from legato.core.request import RequestId, SamplingParams
 from legato.core.stopping import FinishReason
 from legato.engine.engine import Engine
 from legato.engine.loop import EngineLoop
-from legato.engine.output import NO_TERMS, Delta, Reply, Terms, new_request
+from legato.engine.output import NO_TERMS, PLAIN_TEXT, Delta, Reply, Terms, TextRules, new_request
 from legato.errors import QueueFullError, RequestError
 from legato.text.tokenizer import Tokenizer
 
@@ -37,25 +37,22 @@ class Stream:
     Use it in a `with` block: leaving the block, however that happens, aborts what is still running.
     """
 
-    def __init__(self, reply: Reply, abort: Callable[[RequestId], None], fed: asyncio.Event) -> None:
-        """`fed` is set whenever there is a new delta; the reader clears it."""
+    def __init__(
+        self, reply: Reply, abort: Callable[[RequestId], None], on_delta: Callable[[Delta], None] | None
+    ) -> None:
+        """`on_delta` is called with each delta as it comes; then there is nothing to iterate over."""
         self.request = reply.request
         self.reply = reply
         self._abort = abort
-        self.fed = fed
-        self._deltas: deque[Delta] = deque()
+        self._deltas: asyncio.Queue[Delta] = asyncio.Queue()
+        self._on_delta = on_delta or self._deltas.put_nowait
         self._done = False
         self.num_waiting_tokens = len(reply.request.prompt)
-        """Tokens of the prompt until the first event comes, then 0."""
+        """Tokens of the prompt until the first token comes, then 0."""
 
     def feed(self, event: Event) -> None:
         """Take an event from the engine."""
-        self._deltas.append(self.reply.push(event))
-        self.fed.set()
-
-    def take(self) -> Delta | None:
-        """The next delta, if there is one already."""
-        return self._deltas.popleft() if self._deltas else None
+        self._on_delta(self.reply.push(event))
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
@@ -63,9 +60,7 @@ class Stream:
     async def __anext__(self) -> Delta:
         if self._done:
             raise StopAsyncIteration
-        while (delta := self.take()) is None:
-            self.fed.clear()
-            await self.fed.wait()
+        delta = await self._deltas.get()
         self._done = delta.finish is not None
         return delta
 
@@ -153,22 +148,22 @@ class AsyncEngine:
         prompt: Sequence[int],
         params: SamplingParams,
         *,
-        stop: Sequence[str] = (),
+        text: TextRules = PLAIN_TEXT,
         request_id: str | None = None,
         arrival: float | None = None,
         terms: Terms = NO_TERMS,
         places: int = 1,
         num_tokens: int | None = None,
-        fed: asyncio.Event | None = None,
+        on_delta: Callable[[Delta], None] | None = None,
     ) -> Stream:
         """Start a reply to `prompt` (token ids).
 
-        `stop` are strings that end the reply; they are cut off. `arrival` is when the client's request came,
-        in seconds on the engine's clock (now, if not given). `places` is how many replies the queue must have
-        room for, and `num_tokens` how many prompt tokens: of several that belong together the first one asks
-        for all, the others for 0. Who reads several at once gives them one event, `fed`, that is set whenever
-        one has a new delta. Raises `RequestError` at once for what can never be served, `QueueFullError` if
-        too many wait already, `UnavailableError` after `stop`.
+        `arrival` is when the client's request came, in seconds on the engine's clock (now, if not given).
+        `places` is how many replies the queue must have room for, and `num_tokens` how many prompt tokens: of
+        several that belong together the first one asks for all, the others for 0. `on_delta` takes the deltas
+        in place of whoever iterates over the stream; it is called in the event loop's thread. Raises
+        `RequestError` at once for what can never be served, `QueueFullError` if too many wait already,
+        `UnavailableError` after `stop`.
         """
         arrival = self.engine.clock() if arrival is None else arrival
         request = new_request(prompt, params, arrival=arrival, request_id=request_id, terms=terms)
@@ -176,7 +171,7 @@ class AsyncEngine:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id")
         self.engine.scheduler.validate(request)
         self._check_queue(places, len(request.prompt) if num_tokens is None else num_tokens)
-        stream = Stream(Reply(request, self.tokenizer, stop), self._abort, fed or asyncio.Event())
+        stream = Stream(Reply(request, self.tokenizer, text), self._abort, on_delta)
         self._loop.submit(request)
         self._streams[request.id] = stream
         self._num_waiting_tokens += stream.num_waiting_tokens
@@ -256,7 +251,8 @@ class AsyncEngine:
     def _feed(self, stream: Stream, event: Event) -> None:
         """Give a stream its event; one that cannot take it ends, and no other does."""
         request_id = stream.request.id
-        self._answered(stream)
+        if isinstance(event, TokenEvent | FinishEvent):
+            self._answered(stream)
         try:
             stream.feed(event)
         except Exception:

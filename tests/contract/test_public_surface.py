@@ -56,6 +56,7 @@ def test_the_settings_by_name() -> None:
             "max_prompts",
             "max_logprobs",
             "step_timeout",
+            "sse_keep_alive",
             "shutdown_timeout",
             "send_timeout",
             "timeout_keep_alive",

@@ -14,7 +14,6 @@ and `draft`, when a reply ends to `stopping`. Time is an argument.
 """
 
 import heapq
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from legato.core import law
@@ -22,6 +21,7 @@ from legato.core.admission import MAX_PREEMPTIONS
 from legato.core.block_pool import BlockPool
 from legato.core.budget import Budget, FixedBudget
 from legato.core.draft import Draft
+from legato.core.entry import check_request
 from legato.core.events import Event, FinishEvent, PromptEvent, TokenEvent
 from legato.core.lifecycle import Move, Status
 from legato.core.order import Fair, Order
@@ -34,7 +34,7 @@ from legato.core.request import Request, RequestId
 from legato.core.schedule import Reason, Schedule
 from legato.core.sequence import Sequence
 from legato.core.stopping import FinishReason, finish_reason
-from legato.errors import ConfigError, ContextLengthError, RequestError
+from legato.errors import ConfigError, RequestError
 
 AGEING = 1 / 64
 """Share of the budget by which virtual time advances in every step, at least."""
@@ -157,28 +157,7 @@ class Scheduler:
         Raises `ContextLengthError` if it can never fit, `RequestError` for an empty prompt or an id that is
         no token. It reads only what never changes, so any thread may call it.
         """
-        if not request.prompt:
-            raise RequestError("the prompt holds no token", param="prompt")
-        for name, ids in {"prompt": request.prompt, **request.params.named_ids()}.items():
-            self._check_ids(name, ids)
-        num_prompt, max_tokens = len(request.prompt), request.params.max_tokens
-        if num_prompt + max_tokens > self.config.max_model_len:
-            raise ContextLengthError(
-                f"the prompt has {num_prompt} tokens and asks for {max_tokens} more; "
-                f"together at most {self.config.max_model_len} are possible",
-                param="prompt",
-            )
-        need = self.blocks.blocks_for(request.max_computed)
-        if need > self.blocks.num_blocks:
-            raise ContextLengthError(
-                f"the prompt of {num_prompt} tokens and {max_tokens} more need {need} blocks of "
-                f"{self.blocks.block_size} tokens; the KV cache has {self.blocks.num_blocks}",
-                param="prompt",
-            )
-
-    def _check_ids(self, name: str, ids: Collection[int]) -> None:
-        if ids and not 0 <= min(ids) <= max(ids) < self.config.vocab_size:
-            raise RequestError(f"{name}: token ids run from 0 to {self.config.vocab_size - 1}", param=name)
+        check_request(request, self.config, self.blocks)
 
     def add(self, request: Request) -> None:
         """Put a request in the queue. Raises as `validate` does, and for an id in use."""

@@ -13,6 +13,7 @@ from legato.server.answer import Endpoint, Json, Wording, answer
 from legato.server.body import read_body
 from legato.server.logprobs import chat_logprobs, prompt_logprobs
 from legato.server.models import check_model
+from legato.server.openapi import EVENTS, GENERATED, GENERATION_ERRORS, answers, takes
 from legato.server.protocol import ChatBody, Conversation
 from legato.server.replies import Generation, Part
 from legato.server.sampling import (
@@ -36,7 +37,11 @@ ENDPOINT = Endpoint(
 def chat_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/chat/completions")
+    @router.post(
+        "/v1/chat/completions",
+        openapi_extra=takes(ChatBody),
+        responses=answers(*GENERATION_ERRORS, json=GENERATED, events=EVENTS),
+    )
     async def create(request: Request) -> Response:
         service.readiness.check()
         body = await read_body(request, ChatBody)

@@ -11,6 +11,7 @@ from legato.server.answer import Endpoint, Json, Wording, answer
 from legato.server.body import LONG, in_thread_if, read_body
 from legato.server.logprobs import CompletionLogprobs, prompt_logprobs
 from legato.server.models import check_model
+from legato.server.openapi import EVENTS, GENERATED, GENERATION_ERRORS, answers, takes
 from legato.server.protocol import CompletionBody
 from legato.server.replies import Generation, Part
 from legato.server.sampling import (
@@ -36,7 +37,11 @@ DEFAULT_MAX_TOKENS = 16
 def completion_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/completions")
+    @router.post(
+        "/v1/completions",
+        openapi_extra=takes(CompletionBody),
+        responses=answers(*GENERATION_ERRORS, json=GENERATED, events=EVENTS),
+    )
     async def create(request: Request) -> Response:
         service.readiness.check()
         body = await read_body(request, CompletionBody)

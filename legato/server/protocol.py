@@ -6,7 +6,7 @@ API. Limits that depend on the model or the server are checked in `sampling` and
 """
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -14,11 +14,13 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     JsonValue,
     PlainValidator,
+    WithJsonSchema,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError
 
 _MAX_INT = 2**31 - 1
 
@@ -29,7 +31,9 @@ _NO_LIST: tuple[object, ...] = (None, [])
 class Body(BaseModel):
     """Strict: no unknown field, no conversion between types, no NaN and no infinity."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
     """Fields that are not supported -> the values that ask for nothing."""
@@ -42,11 +46,29 @@ class Body(BaseModel):
         asked = {}
         for name, value in data.items():
             if name in cls.neutral:
-                if value not in cls.neutral[name]:
+                if not any(_same(value, neutral) for neutral in cls.neutral[name]):
                     raise PydanticCustomError("not_supported", "is not supported", {"field": name})
             elif value is not None or name not in cls.model_fields:
                 asked[name] = value
         return asked
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """What is taken: also null for a default, and of what is not supported the values that ask for
+        nothing."""
+        schema = handler(core)
+        body = handler.resolve_ref_schema(schema)
+        for name, field in body["properties"].items():
+            if name not in body.get("required", ()) and {"type": "null"} not in field.get("anyOf", ()):
+                body["properties"][name] = {"anyOf": [field, {"type": "null"}]}
+        for name, values in cls.neutral.items():
+            body["properties"][name] = {"enum": [*values], "description": "Not supported."}
+        return schema
+
+
+def _same(value: object, neutral: object) -> bool:
+    """Whether they are one value in JSON, where 1 is 1.0, but not true."""
+    return isinstance(value, bool) is isinstance(neutral, bool) and value == neutral
 
 
 class StreamOptions(Body):
@@ -62,6 +84,15 @@ class StreamOptions(Body):
 
 def _listed(value: object) -> object:
     return [value] if isinstance(value, str) else value
+
+
+def _schema_of(one: dict[str, Any], *others: dict[str, Any]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [one, *others]})
+
+
+_TEXT: dict[str, Any] = {"type": "string"}
+_TEXTS: dict[str, Any] = {"type": "array", "items": _TEXT}
+_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
 
 
 def _unicode(text: str) -> str:
@@ -117,7 +148,7 @@ class GenerationBody(Body):
     """Texts that a reply does not write as they are tokenized by themselves or behind a space (vLLM)."""
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = {}
-    stop: Annotated[list[str], BeforeValidator(_listed)] = []
+    stop: Annotated[list[str], BeforeValidator(_listed), _schema_of(_TEXT, _TEXTS)] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     """Only `stop`, `stop_token_ids` and the length end a reply."""
@@ -174,7 +205,11 @@ class CompletionBody(GenerationBody):
 
     neutral = {**GenerationBody.neutral, "suffix": (None, "")}
 
-    prompt: Annotated[tuple[str | tuple[int, ...], ...], PlainValidator(_prompts)]
+    prompt: Annotated[
+        tuple[str | tuple[int, ...], ...],
+        PlainValidator(_prompts),
+        _schema_of(_TEXT, _TEXTS, _IDS, {"type": "array", "items": _IDS}),
+    ]
     echo: bool = False
     """Puts the prompt's text before the reply's; with `logprobs`, what its tokens spell, and theirs too."""
     add_special_tokens: bool = True
@@ -195,6 +230,9 @@ def _parts(value: object) -> object:
     return value
 
 
+_PARTS: dict[str, Any] = {"type": "array", "items": TextPart.model_json_schema()}
+
+
 class Message(Body):
     neutral = {
         "tool_calls": _NO_LIST,
@@ -206,7 +244,7 @@ class Message(Body):
     }
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[TextPart], BeforeValidator(_parts)]
+    content: Annotated[list[TextPart], BeforeValidator(_parts), _schema_of(_TEXT, _PARTS)]
     name: str | None = None
 
 

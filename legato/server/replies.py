@@ -122,6 +122,7 @@ def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[
                     arrival=generation.arrival,
                     terms=generation.terms,
                     places=0 if index else num_replies,
+                    num_tokens=0 if index else generation.num_prompt_tokens * generation.n,
                     on_delta=partial(replies.put, index),
                 )
                 replies.streams.append(stack.enter_context(stream))

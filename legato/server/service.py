@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from legato.engine.async_engine import AsyncEngine
 from legato.errors import RequestError, UnavailableError
+from legato.server.guards import ApiKeys
 from legato.text.chat import ChatTemplate
 from legato.text.sampling_defaults import SamplingDefaults
 from legato.text.tokenizer import Tokenizer
@@ -25,6 +26,8 @@ class Limits:
     """Prompts times `n`."""
     logprobs: int = 20
     """Most likely tokens listed for each token (as OpenAI)."""
+    body_bytes: int = 32 * 2**20
+    """The body of one HTTP request."""
     logit_bias: int = 1024
     """Tokens with a bias."""
     stop_token_ids: int = 128
@@ -81,6 +84,12 @@ class Service:
     version: Mapping[str, str]
     """What `GET /version` says."""
     limits: Limits = Limits()
+    keys: ApiKeys = field(default_factory=lambda: ApiKeys(()))
+    """Without one, everybody may come in."""
+    allowed_origins: tuple[str, ...] = ()
+    """Web pages that browsers let use the server; * is any."""
+    access_log: bool = False
+    log_prompts: bool = False
     readiness: Readiness = field(default_factory=Readiness)
 
     @property

@@ -3,6 +3,7 @@ behind a real socket, and a runner whose tokens a test writes down."""
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -111,11 +112,18 @@ def predicted(prompt: list[int], num: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def build_service(runner: FakeRunner | ScriptedRunner | None = None, **changes: object) -> Service:
+def build_service(
+    runner: FakeRunner | ScriptedRunner | None = None,
+    *,
+    engine_options: dict[str, Any] | None = None,
+    max_running: int = MAX_RUNNING,
+    **changes: object,
+) -> Service:
+    """`engine_options` are keyword arguments of the AsyncEngine."""
     runner = runner or ScriptedRunner()
     config = SchedulerConfig(
         max_batch_tokens=BUDGET,
-        max_running=MAX_RUNNING,
+        max_running=max_running,
         max_model_len=MAX_LEN,
         vocab_size=FakeTokenizer().vocab_size,
     )
@@ -124,7 +132,7 @@ def build_service(runner: FakeRunner | ScriptedRunner | None = None, **changes: 
     engine = Engine(scheduler, runner, clock=time.monotonic)
     engine.observe(metrics)
     service = Service(
-        engine=AsyncEngine(engine, FakeTokenizer()),
+        engine=AsyncEngine(engine, FakeTokenizer(), **(engine_options or {})),
         chat_template=ChatTemplate(TEMPLATE, bos_token="<bos>", eos_token="<eos>"),
         model_name=MODEL,
         model_root="/models/fake",
@@ -175,11 +183,20 @@ def json_bytes(body: object) -> bytes:
 class RunningServer:
     """A real server on a free port, in a thread of this process."""
 
-    def __init__(self, service: Service, *, shutdown_timeout: float = 5.0) -> None:
+    def __init__(
+        self,
+        service: Service,
+        *,
+        shutdown_timeout: float = 5.0,
+        listener: socket.socket | None = None,
+        **timeouts: float,
+    ) -> None:
+        """`timeouts` are arguments of `serve`."""
         self.service = service
         self.scheduler = service.engine.engine.scheduler
         self.lines: list[str] = []
-        self._shutdown_timeout = shutdown_timeout
+        self._timeouts = {"shutdown_timeout": shutdown_timeout, **timeouts}
+        self._listener = listener or bind("127.0.0.1", 0)
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -225,10 +242,10 @@ class RunningServer:
         self._shutdown = Shutdown()
         await serve(
             self.service,
-            bind("127.0.0.1", 0),
+            self._listener,
             on_ready=self._on_ready,
             shutdown=self._shutdown,
-            shutdown_timeout=self._shutdown_timeout,
+            **self._timeouts,
         )
 
     def _on_ready(self, line: str) -> None:

@@ -4,6 +4,7 @@
     ├── ConfigError            a setting, flag or runtime.toml entry is wrong (start-up)
     ├── ModelError             a model's files are missing, damaged or not supported (start-up)
     ├── RequestError           the client's request is wrong                          400
+    │   ├── ConstraintError        its grammar cannot be followed any further         400
     │   ├── ContextLengthError     it can never fit, whatever the load                400
     │   └── NotFoundError          no such model or route                             404
     ├── QueueFullError         as many requests wait as may                           429
@@ -44,6 +45,10 @@ class RequestError(LegatoError):
 
     status = 400
     type = "invalid_request_error"
+
+
+class ConstraintError(RequestError):
+    """No token can continue the reply in the form that was asked for, or it takes too much work to tell."""
 
 
 class ContextLengthError(RequestError):

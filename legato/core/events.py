@@ -21,12 +21,12 @@ class TokenEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FinishEvent:
-    """A request ended without a token: it was aborted, or its step failed. No other event follows."""
+    """A request ended without a token: it was aborted, or it failed. No other event follows."""
 
     request_id: RequestId
     reason: FinishReason
     message: str = ""
-    """What failed, for `FinishReason.ERROR`."""
+    """What failed, for `FinishReason.ERROR` and `FinishReason.CONSTRAINT`."""
 
 
 Event = TokenEvent | FinishEvent

@@ -7,7 +7,7 @@ their length: both put `tokens` at positions `start, start + 1, ..` of the block
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from legato.core.request import RequestId, SamplingParams
+from legato.core.request import Matcher, RequestId, SamplingParams
 
 if TYPE_CHECKING:
     from legato.core.schedule import Schedule
@@ -58,7 +58,25 @@ class SampleRow:
     prompt: tuple[int, ...] = field(default=(), repr=False)
     """The prompt's ids, only if `params.needs_history`."""
     generated: tuple[int, ...] = field(default=(), repr=False)
-    """The reply's ids so far, only if `params.needs_history`."""
+    """The reply's ids so far, only if `params.needs_history` or there is a matcher."""
+    matcher: Matcher | None = field(default=None, repr=False)
+    """Of the reply, if it has a constraint."""
+
+    def allowed(self) -> bytes | None:
+        """The tokens to draw from, as `Matcher.mask` has them, None for all; raises `ConstraintError`.
+
+        Without stop tokens before `min_tokens`, unless nothing else may come.
+        """
+        if self.matcher is None:
+            return None
+        mask = self.matcher.mask(self.generated)
+        if self.num_generated >= self.params.min_tokens:
+            return mask
+        going_on = bytearray(mask)
+        for token in self.params.stop_token_ids:
+            if token // 8 < len(going_on):
+                going_on[token // 8] &= ~(1 << token % 8)
+        return bytes(going_on) if any(going_on) else mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +97,8 @@ class Sampled:
     """Of `token`; None unless `params.logprobs` asked for it."""
     top: tuple[tuple[int, float], ...] = ()
     """The `params.logprobs` most likely ids with their log-probabilities, best first."""
+    fault: str | None = None
+    """Why the request's constraint let no token be drawn; `token` means nothing then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,34 @@ text (see `legato.engine.output`).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import NewType, Protocol
 
 from legato.errors import RequestError
 
 RequestId = NewType("RequestId", str)
+
+
+class Matcher(Protocol):
+    """Follows one reply along its constraint."""
+
+    def mask(self, generated: Sequence[int]) -> bytes:
+        """Which tokens may come after `generated`: token t if bit t % 8 of byte t // 8 is set.
+
+        A function of `generated` alone, so that no preemption and no replay changes it; quick if each call's
+        tokens continue those of the call before. Tokens past the end may not come; at least one may. Raises
+        `ConstraintError` if none may, or if it would take too long to tell.
+        """
+        ...
+
+
+class Constraint(Protocol):
+    """A form that a reply must have (a grammar, say). Frozen: all replies of a request share it."""
+
+    def matcher(self) -> Matcher:
+        """For one new reply."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +69,9 @@ class SamplingParams:
     """None for none; k for the chosen token's log-probability and the k most likely ones."""
     stop_token_ids: frozenset[int] = frozenset()
     """Ids that end the reply: the model's end-of-sequence ids (unless ignored) and the client's own."""
+    constraint: Constraint | None = None
+    """The form of the reply; it must let the reply end by a stop token. It wins over `min_tokens`: a reply
+    that can only end, ends."""
 
     def __post_init__(self) -> None:
         least = {"max_tokens": 1, "min_tokens": 0, "top_k": 0, "logprobs": 0, "temperature": 0, "top_p": 0}

@@ -271,6 +271,10 @@ class Scheduler:
                 self._publish(sequence, run.start)
             if token is None:
                 continue
+            if token.fault is not None:
+                self._end(sequence, Move.FAIL, FinishReason.CONSTRAINT)
+                events.append(FinishEvent(run.request_id, FinishReason.CONSTRAINT, token.fault))
+                continue
             sequence.tokens.append(token.token)
             reason = finish_reason(sequence)
             if reason is not None:
@@ -388,9 +392,8 @@ class Scheduler:
         """A sequence leaves `running` and gives up its blocks, unless a step in flight still writes them."""
         del self.running[sequence.id]
         blocks, sequence.blocks = sequence.blocks, []
-        in_step = self._in_flight is not None and any(
-            run.request_id == sequence.id for run in self._in_flight.runs
-        )
+        runs = () if self._in_flight is None else self._in_flight.runs
+        in_step = any(run.request_id == sequence.id for run in runs)
         if in_step:
             self._held.append(blocks)
         else:

@@ -8,12 +8,15 @@ token is the sum of all token ids up to the position, plus the position, modulo 
     then (5 + 7 + 13) + 2 = 27, then (5 + 7 + 13 + 27) + 3 = 55.
 
 A chunk at a wrong position, a wrong block table or a block given away too early changes the answer.
+
+A constraint moves it on to the next token that is allowed, after the last one to the first.
 """
 
 import time
 from collections.abc import Callable
 
-from legato.core.plan import ForwardSeq, Sampled, StepPlan, StepResult
+from legato.core.plan import ForwardSeq, Sampled, SampleRow, StepPlan, StepResult
+from legato.errors import ConstraintError
 
 
 class FakeRunner:
@@ -43,11 +46,18 @@ class FakeRunner:
         seconds = self._step_seconds(plan)
         if seconds > 0:
             self._sleep(seconds)
-        sampled = tuple(self._sample(seqs[row.seq], row.params.logprobs) for row in plan.sample)
+        sampled = tuple(self._sample(seqs[row.seq], row) for row in plan.sample)
         return StepResult(sampled, seconds)
 
-    def _sample(self, seq: ForwardSeq, logprobs: int | None) -> Sampled:
+    def _sample(self, seq: ForwardSeq, row: SampleRow) -> Sampled:
         token = next_token(self._read(seq), self.vocab_size)
+        try:
+            allowed = row.allowed()
+        except ConstraintError as error:
+            return Sampled(token, fault=error.message)
+        if allowed is not None:
+            token = next_allowed(token, allowed)
+        logprobs = row.params.logprobs
         if logprobs is None:
             return Sampled(token)
         return Sampled(token, 0.0, ((token, 0.0),) if logprobs else ())
@@ -59,3 +69,9 @@ class FakeRunner:
 def next_token(tokens: list[int], vocab_size: int) -> int:
     """The token that a `FakeRunner` puts after `tokens`."""
     return (sum(tokens) + len(tokens) - 1) % vocab_size
+
+
+def next_allowed(token: int, allowed: bytes) -> int:
+    """The first token from `token` on that `allowed` (see `Matcher.mask`) has; after the last comes 0."""
+    size = 8 * len(allowed)
+    return next(t for t in (i % size for i in range(token, token + size)) if allowed[t // 8] >> t % 8 & 1)

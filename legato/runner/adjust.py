@@ -1,7 +1,8 @@
-"""Changes to single logits that a request asks for: bias, minimum length, penalties. Greedy feels them too.
+"""Changes to single logits that a request asks for: bias, minimum length, penalties, a constraint. Greedy
+feels them too.
 
-Only the logits of ids that a request names or has used are touched, so the cost follows the request's own
-tokens and not the vocabulary. This file knows nothing of temperature, truncation or chance.
+But for constraints, only the logits of ids that a request names or has used are touched, so the cost follows
+the request's own tokens and not the vocabulary. This file knows nothing of temperature, truncation or chance.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,8 +16,9 @@ from legato.core.plan import SampleRow
 
 
 def is_adjusted(row: SampleRow) -> bool:
-    """Whether `adjust` would do anything to this row."""
-    return bool(row.params.logit_bias) or row.params.needs_history or _stop_is_banned(row)
+    """Whether this row needs a copy of its logits, for `adjust` or `forbid_others`."""
+    params = row.params
+    return bool(params.logit_bias) or params.needs_history or _stop_is_banned(row) or row.matcher is not None
 
 
 def adjust(logits: Tensor, row: SampleRow) -> Tensor:
@@ -45,8 +47,21 @@ def adjust_rows(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     return adjusted
 
 
+def forbid_others(logits: Tensor, mask: bytes) -> None:
+    """Set the logits ([V]) of all tokens that are not in `mask` (see `Matcher.mask`) to -inf, in place."""
+    forbidden = np.invert(np.frombuffer(mask, dtype=np.uint8))
+    bits = np.unpackbits(forbidden, bitorder="little", count=len(logits)).view(np.bool_)
+    logits[8 * len(mask) :] = -torch.inf
+    if logits.device.type == "cpu":  # in a third of the time that torch takes
+        np.copyto(logits.numpy(), -np.inf, where=bits)
+    else:
+        logits.masked_fill_(torch.from_numpy(bits).to(logits.device), -torch.inf)
+
+
 def _stop_is_banned(row: SampleRow) -> bool:
-    return row.num_generated < row.params.min_tokens and bool(row.params.stop_token_ids)
+    """A constraint's mask has the ban in it, but where that leaves nothing (see `SampleRow.allowed`)."""
+    early = row.num_generated < row.params.min_tokens
+    return early and row.matcher is None and bool(row.params.stop_token_ids)
 
 
 def _penalize(logits: Tensor, rows: Sequence[SampleRow]) -> None:

@@ -21,6 +21,11 @@ class Tokenizer:
         self._vocabulary = vocabulary
 
     @property
+    def vocabulary(self) -> Vocabulary:
+        """What it is made of."""
+        return self._vocabulary
+
+    @property
     def vocab_size(self) -> int:
         """Ids run from 0 to vocab_size - 1."""
         return self._vocabulary.size

@@ -1,0 +1,55 @@
+"""A process that tries out grammars from strangers, so that one that never ends, or takes all memory, or
+crashes the library, costs this process and nothing else.
+
+Run as a script, and alone: it imports nothing of Legato. Arguments: the number of token ids, bytes of memory.
+It reads one JSON object a line, {"format", "text", "limits"}, and answers each with one: {"error"}, "" for
+none, and {"grammar"}, the text in the library's own form. First it says {"error": ""}: ready.
+"""
+
+import json
+import resource
+import sys
+from collections.abc import Mapping
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
+
+
+class Bytes:
+    """A vocabulary of the bytes, an end, and ids that mean nothing."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    special_token_ids = (256,)
+
+    def __init__(self, num_ids: int) -> None:
+        texts = [bytes([byte]) for byte in range(256)]
+        self.tokens = [*texts, b"<eos>", *[b""] * (num_ids - 257)]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+def tried(tokens: LLTokenizer, job: Mapping[str, str], limits: LLParserLimits) -> dict[str, str]:
+    """The answer to one line."""
+    try:
+        grammar = grammar_from(job["format"], job["text"])  # type: ignore[arg-type]
+    except ValueError as error:
+        return {"error": str(error) or "not a grammar", "grammar": ""}
+    matcher = LLMatcher(tokens, grammar, log_level=0, limits=limits)
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # whether there is any reply of this form
+    return {"error": matcher.get_error(), "grammar": grammar}
+
+
+def main() -> None:
+    num_ids, memory = int(sys.argv[1]), int(sys.argv[2])
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    tokens = LLTokenizer(TokenizerWrapper(Bytes(max(num_ids, 257))))
+    print(json.dumps({"error": ""}), flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        print(json.dumps(tried(tokens, job, LLParserLimits(**job["limits"]))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

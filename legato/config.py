@@ -183,6 +183,10 @@ class ServerSettings(Section):
         default=30.0, ge=0, description="Seconds that running replies get to end after SIGTERM."
     )
     journal: str | None = Field(default=None, description="File that gets one line of JSON for each step.")
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral"] = Field(
+        default="auto",
+        description="The form in which the model calls tools. auto: that of its chat template, else hermes.",
+    )
     access_log: bool = Field(default=False, description="Log every HTTP request.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="What is logged."

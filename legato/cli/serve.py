@@ -18,6 +18,7 @@ from legato.metrics.prometheus import CONTENT_TYPE, Metrics
 from legato.metrics.throughput import ThroughputLog
 from legato.server.run import bind, serve
 from legato.server.service import Service
+from legato.text.grammar import Grammars
 
 
 def serve_model(settings: Settings) -> None:
@@ -35,6 +36,8 @@ def serve_model(settings: Settings) -> None:
         for name, choice in built.choices.items():
             print(f"{name}: {choice}", file=sys.stderr)
     service = _service(built, settings)
+    if service.tool_use is not None:
+        print(f"tool calls: {service.tool_use}", file=sys.stderr)
     with ExitStack() as stack:
         if journal is not None:
             built.engine.observe(stack.enter_context(closing(journal)))
@@ -60,6 +63,8 @@ def _service(built: Built, settings: Settings) -> Service:
     built.engine.observe(metrics)
     built.engine.observe(ThroughputLog())
     return Service(
+        grammars=Grammars(built.tokenizer, built.spec.vocab_size),
+        tool_call_parser=settings.server.tool_call_parser,
         engine=AsyncEngine(built.engine, built.tokenizer, max_waiting=settings.server.max_waiting),
         chat_template=built.chat_template,
         model_name=built.name,

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import suppress
 from types import TracebackType
 
@@ -121,13 +121,15 @@ class AsyncEngine:
         params: SamplingParams,
         *,
         stop: Sequence[str] = (),
+        shown: Collection[int] = (),
         request_id: str | None = None,
         arrival: float | None = None,
         terms: Terms = NO_TERMS,
     ) -> Stream:
         """Start a reply to `prompt` (token ids).
 
-        `stop` are strings that end the reply; they are cut off. `arrival` is when the client's request came,
+        `stop` are strings that end the reply; they are cut off. `shown` are special tokens that are part of
+        its text. `arrival` is when the client's request came,
         in seconds on the engine's clock (now, if not given). Raises `RequestError` at once for what can
         never be served, `QueueFullError` if too many wait already, `UnavailableError` after `stop`.
         """
@@ -137,7 +139,7 @@ class AsyncEngine:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id")
         self.engine.scheduler.validate(request)
         self._check_queue()
-        stream = Stream(Reply(request, self.tokenizer, stop), self._abort)
+        stream = Stream(Reply(request, self.tokenizer, stop, shown), self._abort)
         self._loop.submit(request)
         self._streams[request.id] = stream
         self._idle.clear()

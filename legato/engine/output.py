@@ -6,7 +6,7 @@ that may still become a stop string is held back.
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from legato.core.events import Event, FinishEvent, TokenEvent
@@ -26,7 +26,7 @@ class Finish:
     stop: str | int | None = None
     """The stop string, or the id of the client's own stop token, that ended it; None for every other end."""
     message: str = ""
-    """What failed, for `FinishReason.ERROR`."""
+    """What failed, for `FinishReason.ERROR` and `FinishReason.CONSTRAINT`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,12 @@ def new_request(
 class Reply:
     """Builds the text of one request from its events."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+    def __init__(
+        self, request: Request, tokenizer: Tokenizer, stops: Sequence[str], shown: Collection[int] = ()
+    ) -> None:
+        """`shown` are special tokens that are part of the text."""
         self.request = request
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, shown=shown)
         self._stops = StopStrings(stops)
         self._eos_ids = tokenizer.eos_ids
         self.num_cached = 0

@@ -16,6 +16,7 @@ from legato.server.protocol import CompletionBody
 from legato.server.replies import Generation, Part
 from legato.server.sampling import check_body, check_ids, check_length, sampling_params, terms
 from legato.server.service import Service
+from legato.server.structured import constrained, constraint
 
 ENDPOINT = Endpoint(id_prefix="cmpl", whole_object="text_completion", chunk_object="text_completion")
 
@@ -56,8 +57,16 @@ def _check(body: CompletionBody, service: Service) -> None:
 async def _prepare(service: Service, body: CompletionBody, arrival: float) -> tuple[Generation, Wording]:
     num_chars = sum(len(prompt) for prompt in body.prompt)
     prompts = await in_thread_if(num_chars > LONG, lambda: tuple(_ids(service, p) for p in body.prompt))
+    form = await constraint(body, service.grammars)
     params = tuple(
-        sampling_params(body, service, len(prompt), default_max=DEFAULT_MAX_TOKENS, logprobs=body.logprobs)
+        constrained(
+            sampling_params(
+                body, service, len(prompt), default_max=DEFAULT_MAX_TOKENS, logprobs=body.logprobs
+            ),
+            form,
+            ignore_eos=body.ignore_eos,
+            eos_ids=service.tokenizer.eos_ids,
+        )
         for prompt in prompts
     )
     generation = Generation(

@@ -5,48 +5,16 @@ only with the value that asks for nothing, listed under `neutral`. `null` means 
 API. Limits that depend on the model or the server are checked in `sampling` and in the endpoints.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    JsonValue,
-    PlainValidator,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
+from legato.server.strict import NO_LIST, NONE, Body, unicode
+from legato.server.structured import StructuredFields
+from legato.server.tools import Tool, ToolCall, ToolFields
+
 _MAX_INT = 2**31 - 1
-
-_NONE: tuple[object, ...] = (None,)
-_NO_LIST: tuple[object, ...] = (None, [])
-
-
-class Body(BaseModel):
-    """Strict: no unknown field, no conversion between types, no NaN and no infinity."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
-    """Fields that are not supported -> the values that ask for nothing."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_neutral(cls, data: object) -> object:
-        if not isinstance(data, dict):
-            raise PydanticCustomError("not_an_object", "must be a JSON object")
-        asked = {}
-        for name, value in data.items():
-            if name in cls.neutral:
-                if value not in cls.neutral[name]:
-                    raise PydanticCustomError("not_supported", "is not supported", {"field": name})
-            elif value is not None or name not in cls.model_fields:
-                asked[name] = value
-        return asked
 
 
 class StreamOptions(Body):
@@ -62,18 +30,11 @@ def _listed(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-def _unicode(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise PydanticCustomError("unicode", "holds a lone surrogate") from None
-    return text
-
-
-class GenerationBody(Body):
+class GenerationBody(StructuredFields):
     """What both ways to ask for replies share."""
 
     neutral = {
+        **StructuredFields.neutral,
         "store": (None, False),
         "service_tier": (None, "auto", "default"),
         "use_beam_search": (None, False),
@@ -81,10 +42,8 @@ class GenerationBody(Body):
         "skip_special_tokens": (None, True),
         "spaces_between_special_tokens": (None, True),
         "include_stop_str_in_output": (None, False),
-        "truncate_prompt_tokens": _NONE,
-        "prompt_logprobs": _NONE,
-        "structured_outputs": _NONE,
-        "response_format": (None, {"type": "text"}),
+        "truncate_prompt_tokens": NONE,
+        "prompt_logprobs": NONE,
     }
 
     model: str | None = None
@@ -117,7 +76,7 @@ class GenerationBody(Body):
     """Adds the ids of prompt and reply to the answer (vLLM)."""
     priority: int = Field(0, ge=-_MAX_INT, le=_MAX_INT)
     """The lower, the more urgent (vLLM)."""
-    cache_salt: Annotated[str, AfterValidator(_unicode), Field(min_length=1, max_length=256)] | None = None
+    cache_salt: Annotated[str, AfterValidator(unicode), Field(min_length=1, max_length=256)] | None = None
     """The request shares computed prefixes only with others of the same salt (vLLM)."""
     timeout: float | None = Field(None, gt=0, le=86400)
     """Seconds from arrival after which the request ends with an error, wherever it is then."""
@@ -161,7 +120,7 @@ class CompletionBody(GenerationBody):
 
 class TextPart(Body):
     type: Literal["text"]
-    text: Annotated[str, AfterValidator(_unicode)]
+    text: Annotated[str, AfterValidator(unicode)]
 
 
 def _parts(value: object) -> object:
@@ -174,17 +133,35 @@ def _parts(value: object) -> object:
 
 class Message(Body):
     neutral = {
-        "tool_calls": _NO_LIST,
-        "function_call": _NONE,
-        "refusal": _NONE,
-        "audio": _NONE,
-        "annotations": _NO_LIST,
-        "reasoning_content": _NONE,
+        "function_call": NONE,
+        "refusal": NONE,
+        "audio": NONE,
+        "annotations": NO_LIST,
+        "reasoning_content": NONE,
     }
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[TextPart], BeforeValidator(_parts)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[list[TextPart], BeforeValidator(_parts)] | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    """The assistant's."""
+    tool_call_id: str | None = None
+    """Which call's result a tool's message is."""
+
+    @model_validator(mode="after")
+    def _go_together(self) -> "Message":
+        if self.tool_calls and self.role != "assistant":
+            raise _at("tool_calls", "is for the assistant's messages")
+        if self.tool_call_id is None and self.role == "tool":
+            raise _at("tool_call_id", "is required in a tool's message")
+        if self.content is None and not self.tool_calls:
+            raise _at("content", "is required but in an assistant's message with tool_calls")
+        return self
+
+
+def _at(field: str, problem: str) -> PydanticCustomError:
+    """What is wrong with one field in the light of others."""
+    return PydanticCustomError("not_supported", problem, {"field": field})
 
 
 class Conversation(Body):
@@ -195,29 +172,28 @@ class Conversation(Body):
     """Ends the prompt where the assistant's answer begins."""
     chat_template_kwargs: dict[str, JsonValue] = {}
     """Further variables for the chat template."""
+    tools: list[Tool] = []
+    """What the model may call."""
 
 
-class ChatBody(GenerationBody, Conversation):
+class ChatBody(GenerationBody, ToolFields, Conversation):
     """POST /v1/chat/completions"""
 
     neutral = {
         **GenerationBody.neutral,
-        "tools": _NO_LIST,
-        "tool_choice": (None, "none", "auto"),
-        "parallel_tool_calls": (None, True, False),
-        "functions": _NO_LIST,
+        "functions": NO_LIST,
         "function_call": (None, "none", "auto"),
         "modalities": (None, ["text"]),
-        "audio": _NONE,
-        "prediction": _NONE,
-        "reasoning_effort": _NONE,
-        "verbosity": _NONE,
-        "web_search_options": _NONE,
+        "audio": NONE,
+        "prediction": NONE,
+        "reasoning_effort": NONE,
+        "verbosity": NONE,
+        "web_search_options": NONE,
         "echo": (None, False),
         "continue_final_message": (None, False),
         "add_special_tokens": (None, False),
-        "chat_template": _NONE,
-        "documents": _NO_LIST,
+        "chat_template": NONE,
+        "documents": NO_LIST,
     }
 
     logprobs: bool = False

@@ -13,7 +13,7 @@ from legato.core.request import SamplingParams
 from legato.core.stopping import FinishReason
 from legato.engine.async_engine import AsyncEngine, Stream
 from legato.engine.output import Delta, Finish, Terms
-from legato.errors import DeadlineError, StepError, UnavailableError
+from legato.errors import ConstraintError, DeadlineError, StepError, UnavailableError
 from legato.server.sampling import seed_of
 
 
@@ -29,6 +29,8 @@ class Generation:
     arrival: float
     """When the HTTP request came, in seconds on the engine's clock."""
     terms: Terms
+    shown: frozenset[int] = frozenset()
+    """Special tokens that are part of a reply's text."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -78,6 +80,7 @@ def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[
                     prompt,
                     replace(params, seed=seed_of(params.seed, sample)),
                     stop=generation.stop,
+                    shown=generation.shown,
                     request_id=f"{name}-{len(streams)}",
                     arrival=generation.arrival,
                     terms=generation.terms,
@@ -89,8 +92,8 @@ def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[
 async def merged(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Delta], None]:
     """The deltas of all streams as they come, with the stream's number.
 
-    Raises `StepError` if one fails, `DeadlineError` if the request's timeout passes,
-    `UnavailableError` if the server stops before all are complete.
+    Raises `StepError` if one fails, `ConstraintError` if one can go no further, `DeadlineError` if the
+    request's timeout passes, `UnavailableError` if the server stops before all are complete.
     """
     deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
     pumps = [asyncio.ensure_future(_pump(index, stream, deltas)) for index, stream in enumerate(streams)]
@@ -115,6 +118,8 @@ async def _pump(index: int, stream: Stream, deltas: asyncio.Queue[tuple[int, Del
 def _check(finish: Finish) -> None:
     if finish.reason is FinishReason.ERROR:
         raise StepError(finish.message)
+    if finish.reason is FinishReason.CONSTRAINT:
+        raise ConstraintError(finish.message)
     if finish.reason is FinishReason.TIMEOUT:
         raise DeadlineError("the request's timeout passed before its reply was complete")
     if finish.reason is FinishReason.ABORT:  # nobody here asked for it, so the engine is stopping

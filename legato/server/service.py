@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from legato.engine.async_engine import AsyncEngine
 from legato.errors import RequestError, UnavailableError
 from legato.text.chat import ChatTemplate
+from legato.text.grammar import Grammars
 from legato.text.tokenizer import Tokenizer
+from legato.text.tool_calls import ToolUse, tool_use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,8 @@ class Limits:
     logit_bias: int = 1024
     """Tokens with a bias."""
     stop_token_ids: int = 128
+    tools: int = 128
+    """Tools in one chat request (as OpenAI)."""
 
     def check(self, value: int, limit: int, name: str) -> None:
         """Raises `RequestError` with both numbers if `value`, of the field `name`, is above `limit`."""
@@ -68,6 +72,10 @@ class Service:
     """The most tokens of a prompt and its reply together."""
     vocab_size: int
     """Token ids run from 0 to vocab_size - 1."""
+    grammars: Grammars
+    """Compiles the forms that replies must have."""
+    tool_call_parser: str = "auto"
+    """The form of tool calls: a name in `FORMATS`; auto for that of the chat template."""
     takes_priority: bool = False
     """Whether requests may say how urgent they are."""
     metrics_text: Callable[[], tuple[bytes, str]]
@@ -76,6 +84,11 @@ class Service:
     """What `GET /version` says."""
     limits: Limits = Limits()
     readiness: Readiness = field(default_factory=Readiness)
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        """How the model calls tools; None without a chat template."""
+        return None if self.chat_template is None else tool_use(self.chat_template, self.tool_call_parser)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -9,7 +9,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from threading import Lock
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -34,15 +34,13 @@ class GrammarLimits:
     compile_memory_bytes: int = 1 << 30
     cached: int = 32
     """Grammars that are kept compiled."""
-    work: WorkLimits = WorkLimits()
+    work: WorkLimits = field(default_factory=WorkLimits)
 
 
 class Grammars:
     """Compiles grammars for one vocabulary, one at a time in a thread of its own, and keeps the last ones."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, vocab_size: int, *, limits: GrammarLimits | None = None
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, *, limits: GrammarLimits | None = None) -> None:
         """Token ids run from 0 to vocab_size - 1. Takes most of a second for a large vocabulary, in which no
         other thread runs: at start-up."""
         self.limits = limits or GrammarLimits()
@@ -84,20 +82,22 @@ class Grammars:
                 self._compiled.popitem(last=False)
         return grammar
 
-    def json_source(self, schema: Mapping[str, object], *, strict: bool) -> Source:
-        """JSON that `schema` describes. Where not `strict`, keywords that are not supported are left out.
+    def json_text(self, schema: Mapping[str, object], *, strict: bool) -> str:
+        """`schema` as text, to be used in a grammar or as one (`json_source`). Where not `strict`, keywords
+        that are not supported are left out.
 
         Raises `RequestError` for a schema that is nested too deeply.
         """
-        return Source(format="json_schema", text=self.json_text(schema, strict=strict))
-
-    def json_text(self, schema: Mapping[str, object], *, strict: bool) -> str:
-        """The schema of `json_source`, to be used within another grammar."""
         depth, most = _depth(schema), self.limits.depth
         if depth > most:
             raise RequestError(f"is nested {depth} deep, at most {most} possible")
         options = {"whitespace_pattern": WHITESPACE, "lenient": not strict}
         return json.dumps({**schema, "x-guidance": options})
+
+
+def json_source(text: str) -> Source:
+    """JSON that a schema describes; `text` from `Grammars.json_text`."""
+    return Source(format="json_schema", text=text)
 
 
 def choice_source(choices: Sequence[str]) -> Source:

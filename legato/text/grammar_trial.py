@@ -52,18 +52,15 @@ class Trial:
 
     def __init__(self, *, num_ids: int, seconds: float, memory_bytes: int, limits: WorkLimits) -> None:
         """`num_ids` is how many token ids a grammar may name."""
-        self._arguments = (str(num_ids), str(memory_bytes))
+        self._first = {"num_ids": num_ids, "memory_bytes": memory_bytes, "limits": asdict(limits)}
         self._seconds = seconds
         self._memory_mib = memory_bytes >> 20
-        self._limits = asdict(limits)
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, source: Source) -> str:
         """`source` in the library's own form, which compiles within the limits here. Raises `RequestError`
         with the library's reason, or the limit, if it does not."""
-        process = self._running()
-        job = {"format": source.format, "text": source.text, "limits": self._limits}
-        answer = self._asked(process, json.dumps(job).encode() + b"\n", self._seconds)
+        answer = _asked(self._running(), asdict(source), self._seconds)
         if answer is None:
             self._end()
             raise RequestError(
@@ -78,46 +75,47 @@ class Trial:
             return self._process
         self._end()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(_WORKER), *self._arguments],
+            [sys.executable, "-P", str(_WORKER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             process_group=0,  # Ctrl-C in a terminal is for the server
         )
         weakref.finalize(self, _killed, self._process)
-        if self._asked(self._process, b"", START_S) is None:
+        if _asked(self._process, self._first, START_S) is None:
             self._end()
             raise LegatoError("the process that tries out grammars does not start")
         return self._process
-
-    def _asked(
-        self, process: "subprocess.Popen[bytes]", line: bytes, seconds: float
-    ) -> Mapping[str, str] | None:
-        """The answer to one line; None if the process does not give it in time, or ends."""
-        assert process.stdin is not None
-        assert process.stdout is not None
-        deadline = time.monotonic() + seconds
-        answer = b""
-        try:
-            process.stdin.write(line)
-            process.stdin.flush()
-            while not answer.endswith(b"\n"):
-                left = max(deadline - time.monotonic(), 0.0)
-                if not select.select([process.stdout], [], [], left)[0]:
-                    return None
-                part = os.read(process.stdout.fileno(), 1 << 16)
-                if not part:
-                    return None
-                answer += part
-        except BrokenPipeError:
-            return None
-        read: Mapping[str, str] = json.loads(answer)
-        return read
 
     def _end(self) -> None:
         if self._process is not None:
             _killed(self._process)
             self._process = None
+
+
+def _asked(
+    process: "subprocess.Popen[bytes]", job: Mapping[str, object], seconds: float
+) -> Mapping[str, str] | None:
+    """The answer to one line; None if the process does not give it in time, or ends."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    deadline = time.monotonic() + seconds
+    answer = b""
+    try:
+        process.stdin.write(json.dumps(job).encode() + b"\n")
+        process.stdin.flush()
+        while not answer.endswith(b"\n"):
+            left = max(deadline - time.monotonic(), 0.0)
+            if not select.select([process.stdout], [], [], left)[0]:
+                return None
+            part = os.read(process.stdout.fileno(), 1 << 16)
+            if not part:
+                return None
+            answer += part
+    except BrokenPipeError:
+        return None
+    read: Mapping[str, str] = json.loads(answer)
+    return read
 
 
 def _killed(process: "subprocess.Popen[bytes]") -> None:
@@ -130,6 +128,8 @@ def _killed(process: "subprocess.Popen[bytes]") -> None:
 
 def reason(error: str) -> str:
     """What a client may read of the library's message: one line, without states and positions in them."""
+    if error.startswith("NoExtension"):
+        return "no text has this form"
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     precise = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return (precise or lines or ["not a grammar"])[0][:300]

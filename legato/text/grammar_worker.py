@@ -1,9 +1,9 @@
 """A process that tries out grammars from strangers, so that one that never ends, or takes all memory, or
 crashes the library, costs this process and nothing else.
 
-Run as a script, and alone: it imports nothing of Legato. Arguments: the number of token ids, bytes of memory.
-It reads one JSON object a line, {"format", "text", "limits"}, and answers each with one: {"error"}, "" for
-none, and {"grammar"}, the text in the library's own form. First it says {"error": ""}: ready.
+Run as a script, and alone: it imports nothing of Legato. It reads one JSON object a line and answers each
+with one. The first is {"num_ids", "memory_bytes", "limits"}, the others are {"format", "text"}; answers have
+"error", "" for none, and "grammar", the text in the library's own form.
 """
 
 import json
@@ -42,13 +42,13 @@ def tried(tokens: LLTokenizer, job: Mapping[str, str], limits: LLParserLimits) -
 
 
 def main() -> None:
-    num_ids, memory = int(sys.argv[1]), int(sys.argv[2])
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    tokens = LLTokenizer(TokenizerWrapper(Bytes(max(num_ids, 257))))
-    print(json.dumps({"error": ""}), flush=True)
+    first = json.loads(sys.stdin.readline())
+    resource.setrlimit(resource.RLIMIT_AS, (first["memory_bytes"], first["memory_bytes"]))
+    tokens = LLTokenizer(TokenizerWrapper(Bytes(max(first["num_ids"], 257))))
+    limits = LLParserLimits(**first["limits"])
+    print(json.dumps({"error": "", "grammar": ""}), flush=True)
     for line in sys.stdin:
-        job = json.loads(line)
-        print(json.dumps(tried(tokens, job, LLParserLimits(**job["limits"]))), flush=True)
+        print(json.dumps(tried(tokens, json.loads(line), limits)), flush=True)
 
 
 if __name__ == "__main__":

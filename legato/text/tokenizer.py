@@ -107,6 +107,11 @@ class Tokenizer:
         self._check(id)
         return self._vocabulary.texts[id] if id < len(self._vocabulary.texts) else ""
 
+    def special_id(self, text: str) -> int | None:
+        """The special token of this name; None if there is none."""
+        texts = self._vocabulary.texts
+        return next((id for id in self._vocabulary.special if id < len(texts) and texts[id] == text), None)
+
     def _check(self, id: int) -> None:
         if not 0 <= id < self.vocab_size:
             raise RequestError(f"token id {id} is not in 0..{self.vocab_size - 1}", param="prompt")

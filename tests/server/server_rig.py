@@ -25,6 +25,7 @@ from legato.server.run import Shutdown, bind, serve
 from legato.server.service import Service
 from legato.text.chat import ChatTemplate
 from legato.text.fake import FakeTokenizer
+from legato.text.grammar import Grammars
 
 BOS, EOS, VOCAB = 256, 257, 258
 MODEL = "fake/model"
@@ -130,6 +131,7 @@ def build_service(runner: FakeRunner | ScriptedRunner | None = None, **changes: 
         model_root="/models/fake",
         max_model_len=MAX_LEN,
         vocab_size=VOCAB,
+        grammars=Grammars(FakeTokenizer(), VOCAB),
         metrics_text=lambda: (metrics.render(), CONTENT_TYPE),
         version={"version": "0.0.0"},
     )

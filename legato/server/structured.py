@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from legato.core.request import SamplingParams
@@ -23,6 +23,25 @@ MAX_CHOICES = 10_000
 Text = Annotated[str, AfterValidator(unicode)]
 Schema = dict[str, JsonValue]
 Choices = Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES)]
+
+
+def _read(value: object) -> object:
+    """A schema that may be given as its text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise PydanticCustomError("schema", "is not valid JSON") from None
+    if not isinstance(value, dict):
+        raise PydanticCustomError("schema", "must be a JSON object, or the text of one")
+    return value
+
+
+SchemaOrText = Annotated[
+    Schema,
+    BeforeValidator(_read),
+    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}]}),
+]
 
 ANY_OBJECT: Mapping[str, object] = {"type": "object"}
 
@@ -58,7 +77,7 @@ class StructuredOutputs(Body):
         "disable_additional_properties": (None, False),
     }
 
-    json_: Schema | Text | None = Field(None, alias="json")
+    json_: SchemaOrText | None = Field(None, alias="json")
     """A JSON Schema, as an object or as its text."""
     json_object: Literal[True] | None = None
     regex: Text | None = None
@@ -79,7 +98,7 @@ class StructuredFields(Body):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Schema | Text | None = None
+    guided_json: SchemaOrText | None = None
     guided_regex: Text | None = None
     guided_choice: Choices | None = None
     guided_grammar: Text | None = None
@@ -164,7 +183,7 @@ def _source(fields: StructuredFields, name: str, grammars: Grammars) -> tuple[st
     else:
         kind, value = name.removeprefix("guided_"), getattr(fields, name)
     makers: dict[str, Callable[[], Source]] = {
-        "json": lambda: json_source(grammars.json_text(_schema(value), strict=True)),
+        "json": lambda: json_source(grammars.json_text(value, strict=True)),
         "json_object": lambda: json_source(grammars.json_text(ANY_OBJECT, strict=True)),
         "regex": lambda: regex_source(value),
         "choice": lambda: choice_source(value),
@@ -178,16 +197,3 @@ def _named(param: str, make: Callable[[], Source]) -> Source:
         return make()
     except RequestError as error:
         raise naming(param, error) from None
-
-
-def _schema(value: Schema | str) -> Mapping[str, object]:
-    """A schema that may be given as its text."""
-    if not isinstance(value, str):
-        return value
-    try:
-        schema = json.loads(value)
-    except (ValueError, RecursionError):
-        raise RequestError("is not valid JSON") from None
-    if not isinstance(schema, dict):
-        raise RequestError("is not a JSON object")
-    return schema

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import httpx
@@ -112,6 +113,12 @@ def predicted(prompt: list[int], num: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+@cache
+def fake_grammars() -> Grammars:
+    """The same for all services: the process that tries grammars out takes a while to start."""
+    return Grammars(FakeTokenizer(), VOCAB)
+
+
 def build_service(runner: FakeRunner | ScriptedRunner | None = None, **changes: object) -> Service:
     runner = runner or ScriptedRunner()
     config = SchedulerConfig(
@@ -131,7 +138,7 @@ def build_service(runner: FakeRunner | ScriptedRunner | None = None, **changes: 
         model_root="/models/fake",
         max_model_len=MAX_LEN,
         vocab_size=VOCAB,
-        grammars=Grammars(FakeTokenizer(), VOCAB),
+        grammars=fake_grammars(),
         metrics_text=lambda: (metrics.render(), CONTENT_TYPE),
         version={"version": "0.0.0"},
     )

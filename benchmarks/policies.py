@@ -5,7 +5,8 @@
 TRACE is a CSV with timestamp (seconds), input_length, output_length. A step takes
 fixed + per_prefill * chunk tokens + per_decode * decodes seconds; the defaults are what QoServe published for
 Llama 3 8B on an A100 (steps of at most 512 tokens). No two prompts share a prefix. TTFT is from arrival to
-first token. short and long are the quarter of requests with the shortest and the longest prompts.
+first token. short and long are the quarter of requests with the shortest and the longest prompts; urgent is
+every fourth one, which only the order `priority` knows of.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from legato.core.request import Request, RequestId, SamplingParams
 from legato.core.schedule import Schedule
 from legato.core.scheduler import Scheduler, SchedulerConfig
 
+URGENT_EVERY = 4
 VOCAB = 1 << 20
 TOKEN = Sampled(0)
 
@@ -96,6 +98,7 @@ def _request(number: int, arrival: Arrival) -> Request:
         prompt=(number, *range(1, arrival.num_prompt)),
         params=SamplingParams(max_tokens=max(arrival.num_reply, 1), seed=0),
         arrival=arrival.at,
+        priority=-1 if number % URGENT_EVERY == 0 else 0,
     )
 
 
@@ -111,6 +114,7 @@ def row(order: str, arrivals: list[Arrival], outcome: Outcome) -> dict[str, obje
         "p99_ttft_s": round(quantile(outcome.ttft, 0.99), 3),
         "short_p99_ttft_s": round(quantile(short, 0.99), 3),
         "long_p99_ttft_s": round(quantile(long, 0.99), 3),
+        "urgent_p99_ttft_s": round(quantile(outcome.ttft[::URGENT_EVERY], 0.99), 3),
         "max_ttft_s": round(max(outcome.ttft), 3),
         "steps": outcome.steps,
         "chunks": outcome.chunks,
@@ -133,7 +137,7 @@ def main() -> None:
     parser.add_argument("--fixed", type=float, default=14.9e-3)
     parser.add_argument("--per-prefill", type=float, default=81e-6)
     parser.add_argument("--per-decode", type=float, default=95e-6)
-    parser.add_argument("--orders", nargs="+", default=["fcfs", "fair", "shortest"], choices=ORDERS)
+    parser.add_argument("--orders", nargs="+", default=list(ORDERS), choices=ORDERS)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
 

@@ -3,9 +3,9 @@
     python -m benchmarks.scheduler --json
 
 A step is schedule + commit + plan + complete; each running sequence makes one token in it. The waiting ones
-cannot start: places means that as many run as may, blocks that places are free and the step looks for someone
-who fits into the blocks that are left. Times are medians. Bytes are what one waiting request of 1,000 tokens
-adds to the process, its prompt included (printed without --json).
+cannot start. Unless told otherwise they wait for blocks, which costs most: places are free, and every step
+looks for someone who fits into the blocks that are left. Times are medians. Bytes are what one waiting
+request of 1,000 tokens adds to the process, its prompt included (printed without --json).
 """
 
 import argparse
@@ -15,7 +15,7 @@ import math
 import statistics
 import time
 import tracemalloc
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from legato.core.admission import WATERMARK
 from legato.core.block_pool import BlockPool
@@ -35,7 +35,6 @@ TOKEN = Sampled(7)
 class Row:
     running: int
     waiting: int
-    held_by: str
     us_per_step: float
     us_schedule: float
 
@@ -47,11 +46,11 @@ def request(number: int, num_prompt: int, max_tokens: int) -> Request:
     return Request(id=RequestId(str(number)), prompt=prompt, params=params, arrival=0.0)
 
 
-def filled(running: int, waiting: int, held_by: str) -> Scheduler:
+def filled(running: int, waiting: int, waiting_for: str) -> Scheduler:
     """A scheduler in which `running` sequences decode and `waiting` ones cannot start."""
     num_tokens = PROMPT + 2 * STEPS
     need = running * -(-num_tokens // BLOCK)
-    places = running if held_by == "places" else running + 8
+    places = running if waiting_for == "places" else running + 8
     config = SchedulerConfig(
         max_batch_tokens=max(8192, 2 * running), max_running=places, max_model_len=4096, vocab_size=1 << 20
     )
@@ -82,12 +81,12 @@ def step(scheduler: Scheduler) -> tuple[float, float]:
     return time.perf_counter() - resumed + paused - began, decided - began
 
 
-def measure(running: int, waiting: int, held_by: str) -> Row:
-    scheduler = filled(running, waiting, held_by)
+def measure(running: int, waiting: int, waiting_for: str) -> Row:
+    scheduler = filled(running, waiting, waiting_for)
     times = [step(scheduler) for _ in range(STEPS)]
     assert len(scheduler.running) == running, "someone came in"
     whole, deciding = (1e6 * statistics.median(column) for column in zip(*times, strict=True))
-    return Row(running, waiting, held_by, round(whole, 1), round(deciding, 1))
+    return Row(running, waiting, round(whole, 1), round(deciding, 1))
 
 
 def bytes_per_waiting(num: int = 2000) -> int:
@@ -104,15 +103,15 @@ def bytes_per_waiting(num: int = 2000) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="a JSON list of rows, and nothing else")
-    as_json = parser.parse_args().json
+    parser.add_argument(
+        "--waiting-for", choices=("blocks", "places"), default="blocks", help="what the waiting ones lack"
+    )
+    given = parser.parse_args()
     rows = [
-        measure(running, waiting, held_by)
-        for running in (1, 64, 1000)
-        for waiting, held_by in ((0, "places"), (10_000, "places"), (10_000, "blocks"))
+        measure(running, waiting, given.waiting_for) for running in (1, 64, 1000) for waiting in (0, 10_000)
     ]
-    if as_json:
-        names = Row.__dataclass_fields__
-        print(json.dumps([{name: getattr(row, name) for name in names} for row in rows], indent=1))
+    if given.json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
         return
     for row in rows:
         print(row)

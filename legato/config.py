@@ -114,12 +114,14 @@ class EngineSettings(Section):
     min_chunk: int = Field(
         default=32,
         ge=1,
-        description="Least tokens of a chunk that the budget cuts short, but for the first of a step.",
+        description="A chunk that the budget would cut shorter waits for the next step, unless it is the "
+        "first of its step or ends its prompt.",
     )
     policy: Literal["fair", "fcfs", "shortest", "priority"] = Field(
         default="fair",
-        description="Which prompt comes first. fair: who would be through first if all shared every step "
-        "equally. fcfs: who came first. shortest: the fewest tokens. priority: the requests' priority.",
+        description="Which prompt comes first. fair: the one that would be through first if all shared every "
+        "step equally. fcfs: who came first. shortest: the fewest tokens to compute. priority: the lowest "
+        "priority that a request names, then who came first.",
     )
     admission: Literal["expected", "strict"] = Field(
         default="expected",
@@ -135,7 +137,8 @@ class EngineSettings(Section):
     )
     kv_memory: Bytes | None = Field(
         default=None,
-        description="Size of the KV cache, such as 4GiB. Default: 0.25 of free memory, 0.9 on a GPU.",
+        description="Size of the KV cache, such as 4GiB. Default: 0.25 of free memory, 0.9 on a GPU, or what "
+        "4 times max_running requests of max_model_len need, if that is less (once, without prefix_cache).",
     )
     device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
     threads: int | None = Field(
@@ -177,7 +180,10 @@ class ServerSettings(Section):
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
     max_waiting: int = Field(
-        default=2048, ge=1, description="Most requests that wait at once; more are told to come later (429)."
+        default=2048,
+        ge=1,
+        description="Most replies that wait at once. A request for which there is no room gets 429 and the "
+        "seconds after which to try again.",
     )
     shutdown_timeout: float = Field(
         default=30.0, ge=0, description="Seconds that running replies get to end after SIGTERM."

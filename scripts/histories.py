@@ -188,7 +188,7 @@ def summary(lines: Iterable[str]) -> Counter[str]:
         seen["preemptions"] += len(came.get("preempted", ()))
         starts = {run[0]: run[1] for run in came.get("runs", ())}
         seen["hits"] += sum(starts[request_id] > 0 for request_id in came.get("admitted", ()))
-        seen.update(event[-1] for event in came["events"] if len(event) == 2) if "events" in came else None
+        seen.update(event[-1] for event in came.get("events", ()) if len(event) == 2)
     return seen
 
 

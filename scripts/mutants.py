@@ -33,6 +33,10 @@ CONTRACT = "tests/core/test_chunked_prefill.py::test_"
 SCHEDULER = "tests/core/test_scheduler.py::test_"
 SHARING = "tests/core/test_prefix_sharing.py::test_"
 ORDER = "tests/core/test_order.py::test_"
+STARVATION = "tests/core/test_starvation.py::test_"
+VICTIMS = "tests/core/test_victims.py::test_"
+LOOKUPS = "tests/core/test_lookups.py::test_"
+TERMS = "tests/server/test_terms.py::test_"
 ADMISSION = "tests/core/test_admission.py::test_"
 INPUTS = "tests/runner/test_inputs.py::test_"
 EXACT = "tests/runner/test_exact_schedules.py::test_"
@@ -116,8 +120,8 @@ MUTANTS = (
     Mutant(
         "the most senior may be preempted",
         "legato/core/preemption.py",
-        "left.remove(min(left, key=seniority))",
-        "left.remove(max(left, key=seniority))",
+        "senior = min(everyone, key=seniority)",
+        "senior = max(everyone, key=seniority)",
         SCHEDULER + "the_youngest_is_preempted_and_goes_on_where_it_was",
     ),
     Mutant(
@@ -342,6 +346,67 @@ MUTANTS = (
         "first.num_overtaken += 0",
         ORDER + "a_heavy_prompt_starts_though_light_ones_take_every_block_that_is_freed",
     ),
+    *(
+        Mutant(
+            f"who is left out by {reason} is overtaken for ever",
+            "legato/core/scheduler.py",
+            "ITS_TURN = (Reason.BLOCKS, Reason.MAX_RUNNING, Reason.PARTIAL, Reason.POLICY)",
+            f"ITS_TURN = {{Reason.BLOCKS, Reason.MAX_RUNNING, Reason.PARTIAL, Reason.POLICY}} - "
+            f"{{Reason.{reason}}}",
+            ORDER + test,
+        )
+        for reason, test in (
+            ("BLOCKS", "a_heavy_prompt_starts_though_light_ones_take_every_block_that_is_freed"),
+            (
+                "MAX_RUNNING",
+                "the_first_of_the_queue_starts_though_short_prompts_take_every_place_that_is_left",
+            ),
+            ("PARTIAL", "a_prompt_starts_that_others_never_leave_room_for"),
+            ("POLICY", "a_prompt_starts_that_others_never_leave_room_for"),
+        )
+    ),
+    Mutant(
+        "nobody's turn comes",
+        "legato/core/scheduler.py",
+        "first.num_overtaken += len(schedule.admitted)",
+        "first.num_overtaken += 0",
+        STARVATION + "every_request_gets_tokens_within_a_bounded_number_of_steps",
+    ),
+    Mutant(
+        "the share for prompts that end leaves the first one crumbs",
+        "legato/core/draft.py",
+        "kept = min(kept, self._budget - self._scheduler.config.min_chunk)",
+        "kept = min(kept, self._budget)",
+        ORDER + "the_first_in_the_order_gets_on_though_short_prompts_leave_only_crumbs",
+    ),
+    Mutant(
+        "a share is kept for prompts that end where all do",
+        "legato/core/draft.py",
+        "if self._scheduler.prefill_policy.whole:",
+        "if not prompts:",
+        ORDER + "whole_prompts_come_in_their_order_and_leave_no_step_half_empty",
+    ),
+    Mutant(
+        "followers count as refused",
+        "legato/core/draft.py",
+        "self._num_refused += waits and reason is not Reason.PREFIX",
+        "self._num_refused += waits",
+        SHARING + "many_followers_do_not_keep_others_out_of_the_room_that_they_leave",
+    ),
+    Mutant(
+        "whole chains are looked up of everyone that waits",
+        "legato/core/draft.py",
+        "if last > 0 and not self._pool.find(prompt.chain[last : last + 1]):",
+        "if not self:",
+        LOOKUPS + "a_queue_on_one_cached_document_looks_it_up_for_few",
+    ),
+    Mutant(
+        "the one block looked up is one too far",
+        "legato/core/draft.py",
+        "self._pool.find(prompt.chain[last : last + 1])",
+        "self._pool.find(prompt.chain[last + 1 : last + 2])",
+        SHARING + "a_follower_ends_in_the_share_kept_for_those_once_its_prefix_is_there",
+    ),
     Mutant(
         "one heavy prompt blocks all light ones",
         "legato/core/draft.py",
@@ -402,16 +467,30 @@ MUTANTS = (
     Mutant(
         "the dearest is preempted",
         "legato/core/preemption.py",
-        "choice = ranks.index(min(ranks))",
-        "choice = ranks.index(max(ranks))",
+        "victim = min(ranks, key=ranks.__getitem__)",
+        "victim = max(ranks, key=ranks.__getitem__)",
         ADMISSION + "the_victim_has_the_least_to_compute_again_for_each_block",
     ),
     Mutant(
         "shared blocks count as gained",
-        "legato/core/preemption.py",
-        "if pool.holders(block) - released[block] == 1",
-        "if pool.holders(block)",
+        "legato/core/block_pool.py",
+        "list(map(self._holders.__getitem__, blocks)).count(1)",
+        "len(list(blocks))",
         ADMISSION + "only_blocks_that_nobody_else_holds_are_gained",
+    ),
+    Mutant(
+        "blocks that a victim shared with one other stay no gain",
+        "legato/core/preemption.py",
+        "if more or gain > missing:",
+        "if gain > missing:",
+        VICTIMS + "blocks_that_a_victim_leaves_to_one_other_make_that_one_cheaper",
+    ),
+    Mutant(
+        "a rank is never computed again",
+        "legato/core/preemption.py",
+        "if more or gain > missing:",
+        "if more:",
+        VICTIMS + "the_victims_are_those_of_the_definition",
     ),
     Mutant(
         "every reply teaches its length, the aborted ones too",
@@ -433,6 +512,49 @@ MUTANTS = (
         "self._deadlines[0][0] <= now",
         "self._deadlines[0][0] < now",
         ADMISSION + "what_is_over_its_deadline_ends_before_any_work_is_done_for_it",
+    ),
+    # Of the queue in front of it.
+    Mutant(
+        "a quiet hour tells how fast the queue moves",
+        "legato/engine/async_engine.py",
+        "            self._departures.clear()\n",
+        "            pass\n",
+        TERMS + "a_quiet_hour_and_refused_requests_do_not_tell_how_fast_the_queue_moves",
+    ),
+    Mutant(
+        "Retry-After is the time of one request",
+        "legato/engine/async_engine.py",
+        "num_waiting * elapsed / len(self._departures)",
+        "elapsed / len(self._departures)",
+        TERMS + "the_time_to_come_back_is_that_which_the_queue_takes",
+    ),
+    Mutant(
+        "every reply of a request asks for a place of its own",
+        "legato/server/replies.py",
+        "places=0 if streams else num_replies",
+        "places=1",
+        TERMS + "more_replies_than_may_ever_run_and_wait_are_refused_for_good",
+    ),
+    Mutant(
+        "free places do not count",
+        "legato/engine/async_engine.py",
+        "free = 0 if is_held_up else max_running - num_running",
+        "free = 0",
+        TERMS + "an_idle_server_takes_all_replies_of_a_request_that_fit_into_places_and_queue",
+    ),
+    Mutant(
+        "free places count though blocks hold everyone up",
+        "legato/engine/async_engine.py",
+        "free = 0 if is_held_up else max_running - num_running",
+        "free = max_running - num_running",
+        TERMS + "a_queue_that_waits_for_blocks_is_full_at_its_limit_whatever_places_are_free",
+    ),
+    Mutant(
+        "what ended with a Ctrl-C in the last step is never told",
+        "legato/engine/engine.py",
+        "return bool(self._untold) or self.scheduler.has_work",
+        "return self.scheduler.has_work",
+        "tests/engine/test_engine_step.py::test_ctrl_c_in_the_last_step_leaves_its_events_for_one_more_call",
     ),
     # Of the runner's inputs.
     Mutant(

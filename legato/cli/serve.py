@@ -53,12 +53,9 @@ def serve_model(settings: Settings) -> None:
 
 
 def _service(built: Built, settings: Settings) -> Service:
-    pool = built.engine.scheduler.blocks
+    scheduler = built.engine.scheduler
     metrics = Metrics(
-        model_name=built.name,
-        budget=built.engine.scheduler.config.max_batch_tokens,
-        num_blocks=pool.num_blocks,
-        block_size=pool.block_size,
+        model_name=built.name, budget=scheduler.config.max_batch_tokens, blocks=scheduler.blocks
     )
     built.engine.observe(metrics)
     built.engine.observe(ThroughputLog())

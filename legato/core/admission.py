@@ -64,9 +64,10 @@ class Admission:
 
     def _end_blocks(self, sequence: Sequence) -> int:
         """Blocks that a sequence is expected to hold at its end."""
-        full = sequence.request.max_computed
+        request, num_known = sequence.request, len(sequence.tokens)
+        full = request.max_computed
         if sequence.guaranteed:
             return self._pool.blocks_for(full)
-        expected = len(sequence.tokens) + self._replies.remaining(sequence.num_generated) - 1
+        expected = num_known + self._replies.remaining(num_known - len(request.prompt)) - 1
         end = math.ceil(expected + self._caution * (full - expected))
         return -(-(end if end < full else full) // self._pool.block_size)

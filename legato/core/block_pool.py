@@ -59,6 +59,10 @@ class BlockPool:
         """How many sequences hold a block."""
         return self._holders[block]
 
+    def num_exclusive(self, blocks: Iterable[int]) -> int:
+        """How many of some blocks have one holder."""
+        return list(map(self._holders.__getitem__, blocks)).count(1)
+
     def find(self, digests: Iterable[Digest]) -> list[int]:
         """The blocks that hold the longest computed prefix of a chain. Takes nothing."""
         return self._index.find(digests)
@@ -117,10 +121,6 @@ class BlockPool:
         assert set(free) == {b for b, num in enumerate(self._holders) if num == 0}, "free blocks and holders"
         assert all(block in self._index for block in self._cached), "a cached block that nothing knows"
         assert not any(block in self._index for block in self._blank), "a blank block that is known"
-
-    def free_blocks(self) -> frozenset[int]:
-        """The free blocks, for checks."""
-        return frozenset((*self._blank, *self._cached))
 
     def digest(self, block: int) -> Digest | None:
         """What a block is known for, for checks."""

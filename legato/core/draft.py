@@ -4,7 +4,7 @@ A draft reads the scheduler and changes only itself: who is preempted, the token
 left for newcomers, and the reasons of those left out.
 """
 
-from itertools import takewhile
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from legato.core.admission import Admission
@@ -77,22 +77,15 @@ class Draft:
         all others with what is left."""
         self._partial_blocks = sum(len(s.blocks) for s in self._started)
         prompts = self._in_order(self._candidates())
-        kept = int(self._budget * self._scheduler.order.ending_share)
-        kept = min(kept, self._budget - self._scheduler.config.min_chunk)  # the first in the order gets on
-        settled: set[RequestId] = set()
-        for prompt in prompts if kept > 0 else ():
-            if not self._is_barred(prompt) and self._ends_within(prompt, kept):
-                settled.add(prompt.id)
-                if self._settle(prompt):
-                    kept -= self._chunks[-1].length
-            if self._num_refused == MAX_REFUSED:
-                break
+        settled = self._place_ending(prompts)
         self._num_refused = 0
         for prompt in prompts:
             if prompt.id not in settled:
                 self._settle(prompt)
             if self._num_refused == MAX_REFUSED:
                 self._closed = self._closed or Reason.TURN
+            if self._closed is not None and not self._started:
+                break  # nobody is asked any more
 
     def schedule(self, step: int, now: float) -> Schedule:
         waiting = self._scheduler.waiting
@@ -136,28 +129,49 @@ class Draft:
         places += [(True, key, candidate) for key, candidate in waiting]
         return [sequence for _, _, sequence in sorted(places)]
 
+    def _place_ending(self, prompts: list[Sequence]) -> set[RequestId]:
+        """Settle those that end within the share kept for them; who they were."""
+        settled: set[RequestId] = set()
+        if self._scheduler.prefill_policy.whole:
+            return settled  # all end in their step: short ones would leave less than the first one needs
+        kept = int(self._budget * self._scheduler.order.ending_share)
+        kept = min(kept, self._budget - self._scheduler.config.min_chunk)  # the first in the order gets on
+        for prompt in prompts:
+            if kept < 1 or self._num_refused == MAX_REFUSED:
+                break
+            if self._is_open(prompt) and not self._is_barred(prompt) and self._ends_within(prompt, kept):
+                settled.add(prompt.id)
+                if self._settle(prompt):
+                    kept -= self._chunks[-1].length
+        return settled
+
+    def _is_open(self, prompt: Sequence) -> bool:
+        """Whether a prompt is still asked: those that wait only until the queue is closed."""
+        return self._closed is None or prompt.status is Status.RUNNING
+
     def _is_barred(self, prompt: Sequence) -> bool:
         return prompt.id in self._behind and self._behind[prompt.id] not in self._admitted
 
     def _ends_within(self, prompt: Sequence, num_tokens: int) -> bool:
         """Whether a chunk of at most so many tokens ends a prompt."""
-        remaining = prompt.remaining
+        remaining, size = prompt.remaining, self._pool.block_size
         if prompt.status is not Status.RUNNING:
-            if prompt.size > num_tokens and not self._pool.find(prompt.chain[1:2]):
-                return False  # it was too long when it came, and nothing of it is computed now: cheap to see
-            remaining -= len(self._scheduler.find_prefix(prompt)) * self._pool.block_size
+            last = -(-(remaining - num_tokens) // size)  # of the blocks that must be computed already
+            if last > 0 and not self._pool.find(prompt.chain[last : last + 1]):
+                return False  # as with most: one look-up in place of one for each block
+            remaining -= len(self._scheduler.find_prefix(prompt)) * size
         chunk = self._scheduler.prefill_policy.chunk_len(remaining, num_tokens, False)
         return remaining <= min(chunk, num_tokens)
 
     def _settle(self, prompt: Sequence) -> bool:
         """Place a prompt, or note why it is left out. Nothing is noted of those behind the end of the queue's
         part that this step looks at: `Schedule.queue` says it for all of them."""
-        waits = prompt.status is not Status.RUNNING
-        if waits and self._closed is not None:
+        if not self._is_open(prompt):
             return False
         reason = self._try_place(prompt)
         if reason is not None:
             self._left_out[prompt.id] = reason
+            waits = prompt.status is not Status.RUNNING
             self._num_refused += waits and reason is not Reason.PREFIX  # followers hold nobody up
         return reason is None
 
@@ -229,7 +243,8 @@ class Draft:
             return False
         leader, chunk = self._leaders[wanted[0]]
         theirs = leader.chain[num_found + 1 :]
-        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(wanted, theirs, strict=False)))
+        shorter = range(min(len(wanted), len(theirs)))
+        common = bisect_left(shorter, True, key=lambda i: wanted[i] != theirs[i])  # equal up to there
         num_common = common * self._pool.block_size
         own_chunk = self._scheduler.prefill_policy.chunk_len(num_common, self._budget, False)
         end = num_found * self._pool.block_size + num_common

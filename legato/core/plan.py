@@ -4,7 +4,7 @@ A mixed batch is one `ForwardSeq` per decode and one per chunk. There is no diff
 their length: both put `tokens` at positions `start, start + 1, ..` of the blocks in `blocks`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from legato.core.request import Matcher, RequestId, SamplingParams
@@ -46,8 +46,7 @@ class ForwardBatch:
         return sum(len(seq.tokens) for seq in self.seqs)
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRow:
+class SampleRow(NamedTuple):
     """One token to draw, from the logits of the last position of `batch.seqs[seq]`."""
 
     seq: int
@@ -55,11 +54,11 @@ class SampleRow:
     params: SamplingParams
     num_generated: int
     """Tokens generated so far = the index of this draw in the request's random stream."""
-    prompt: tuple[int, ...] = field(default=(), repr=False)
+    prompt: tuple[int, ...] = ()
     """The prompt's ids, only if `params.needs_history`."""
-    generated: tuple[int, ...] = field(default=(), repr=False)
+    generated: tuple[int, ...] = ()
     """The reply's ids so far, only if `params.needs_history` or there is a matcher."""
-    matcher: Matcher | None = field(default=None, repr=False)
+    matcher: Matcher | None = None
     """Of the reply, if it has a constraint."""
 
     def allowed(self) -> bytes | None:
@@ -77,6 +76,10 @@ class SampleRow:
             if token // 8 < len(going_on):
                 going_on[token // 8] &= ~(1 << token % 8)
         return bytes(going_on) if any(going_on) else mask
+
+    def __repr__(self) -> str:
+        """Without the tokens."""
+        return f"SampleRow({self.seq}, {self.request_id!r}, {self.params}, {self.num_generated})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,39 +37,39 @@ def choose_victims(running: Iterable[Sequence], pool: BlockPool) -> list[Sequenc
     The most urgent class loses last; within a class the cheapest goes first, and being preempted before
     makes dearer.
     """
-    left, size = list(running), pool.block_size
-    needy = {
-        s.id for s in left if len(s.tokens) > len(s.blocks) * size
-    }  # decodes: prompts have all they need
+    everyone, size = list(running), pool.block_size
+    needy = {s for s in everyone if len(s.tokens) > len(s.blocks) * size}  # prompts have all they need
     missing = len(needy) - pool.num_free
     if missing <= 0:
         return []
-    left.remove(min(left, key=seniority))
-    left = [sequence for sequence in left if not sequence.guaranteed]
+    senior = min(everyone, key=seniority)
+    choice = [sequence for sequence in everyone if sequence is not senior and not sequence.guaranteed]
+    gains = {sequence: (sequence in needy) + pool.num_exclusive(sequence.blocks) for sequence in choice}
+    ranks = {sequence: _rank(sequence, gains[sequence], missing, pool) for sequence in choice}
     victims: list[Sequence] = []
     released: Counter[int] = Counter()
-    while missing > 0 and left:
-        own = [int(sequence.id in needy) for sequence in left]
-        freed = [_num_freed(sequence, released, pool) for sequence in left]
-        ranks = [_rank(*one, missing, pool) for one in zip(left, own, freed, strict=True)]
-        choice = ranks.index(min(ranks))
-        victims.append(left.pop(choice))
-        missing -= own[choice] + freed[choice]
-        released.update(victims[-1].blocks)
+    while missing > 0 and ranks:
+        victim = min(ranks, key=ranks.__getitem__)
+        del ranks[victim]
+        missing -= gains.pop(victim)
+        victims.append(victim)
+        released.update(victim.blocks)
+        left_to_one = {block for block in victim.blocks if pool.holders(block) - released[block] == 1}
+        for sequence, gain in gains.items():
+            more = len(left_to_one.intersection(sequence.blocks)) if left_to_one else 0
+            if more or gain > missing:  # nothing else changes a rank
+                gains[sequence] = gain + more
+                ranks[sequence] = _rank(sequence, gain + more, missing, pool)
     return victims
 
 
-def _rank(sequence: Sequence, own: int, freed: int, missing: int, pool: BlockPool) -> tuple[float, ...]:
-    """The least is preempted first. Without it, `own` blocks fewer are missing and `freed` more are there; of
-    these only so many are taken as are missing, and only what was in them is computed again."""
-    gain = min(own + freed, missing)
+def _rank(sequence: Sequence, gain: int, missing: int, pool: BlockPool) -> tuple[float, ...]:
+    """The least is preempted first. Without it `gain` blocks fewer are missing: one if it needs one, and
+    those that it frees. As many are taken as are missing; only what was in them is computed again."""
+    gain = min(gain, missing)
     if gain == 0:  # all its blocks are shared: it helps only together with those that share them
         return (1, 0, 0, -sequence.number)
+    own = len(sequence.tokens) > len(sequence.blocks) * pool.block_size
     pause = pool.block_size  # that a reply stops for a while counts as much as a block: rather few victims
-    cost = pause + recompute_cost(sequence, max(gain - own, 0), pool.block_size)
+    cost = pause + recompute_cost(sequence, gain - own, pool.block_size)
     return (0, -sequence.request.priority, cost / gain * (1 + sequence.num_preemptions), -sequence.number)
-
-
-def _num_freed(sequence: Sequence, released: Counter[int], pool: BlockPool) -> int:
-    """Blocks that nobody else holds, once those `released` are."""
-    return sum(1 for block in sequence.blocks if pool.holders(block) - released[block] == 1)

@@ -45,9 +45,6 @@ class PrefixIndex:
     def __contains__(self, block: int) -> bool:
         return block in self._digest_of
 
-    def __len__(self) -> int:
-        return len(self._digest_of)
-
     def add(self, block: int, digest: Digest) -> None:
         """Note what a block holds. If two sequences computed the same, the first one's block stays known."""
         if digest not in self._block_of and block not in self._digest_of:

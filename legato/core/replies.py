@@ -16,8 +16,8 @@ class ReplyLengths:
     def __init__(self, *, guess: int = 128, weight: float = 4.0) -> None:
         self._counts = [0.0] * 64
         self._tokens = [0.0] * 64
-        self._longer: list[tuple[float, float]] = []
-        """(replies, tokens) in this bucket and all above it."""
+        self._means: list[float] = []
+        """Mean length of the replies in this bucket and all above it; 0 if there are none to speak of."""
         self._add(guess, weight)
 
     def note(self, length: int) -> None:
@@ -32,15 +32,13 @@ class ReplyLengths:
         The mean of all longer ones; a reply that outlived all others is half done, as far as anyone knows.
         """
         bucket = generated.bit_length()
-        count, tokens = self._longer[bucket + 1]
-        if self._tokens[bucket] > generated * self._counts[bucket]:
-            count, tokens = self._longer[bucket]
-        mean = tokens / count if count > 1e-6 else 2.0 * generated
+        is_behind = self._tokens[bucket] <= generated * self._counts[bucket]  # of those in its own bucket
+        mean = self._means[bucket + is_behind] or 2.0 * generated
         return max(mean - generated, 1.0)
 
     def _add(self, length: int, weight: float) -> None:
         self._counts[length.bit_length()] += weight
         self._tokens[length.bit_length()] += weight * length
-        counts = list(accumulate(reversed(self._counts)))
-        tokens = list(accumulate(reversed(self._tokens)))
-        self._longer = [*zip(reversed(counts), reversed(tokens), strict=True), (0.0, 0.0)]
+        longer = zip(accumulate(reversed(self._counts)), accumulate(reversed(self._tokens)), strict=True)
+        means = [tokens / count if count > 1e-6 else 0.0 for count, tokens in longer]
+        self._means = [*reversed(means), 0.0]

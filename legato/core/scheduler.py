@@ -97,6 +97,8 @@ class Scheduler:
         self.waiting = Queue(self.order)
         self.running: dict[RequestId, Sequence] = {}
         """Sequences that hold blocks, in the order in which they were admitted."""
+        self.num_left_waiting = 0
+        """How many the last step left in the queue: those that came since have not been looked at."""
         self.virtual_time = 0.0
         """Tokens that every prompt would have got by now if all had shared every step equally; see `Fair`."""
         self.caution = 0.0
@@ -249,6 +251,7 @@ class Scheduler:
         for chunk in schedule.chunks:
             self.running[chunk.request_id].last_step = self.step
         self._advance_virtual_time(schedule)
+        self.num_left_waiting = len(self.waiting)
         self.caution = 1.0 if schedule.preempted else self.caution * CALM
         self._in_flight = schedule
         self.step += 1
@@ -284,14 +287,10 @@ class Scheduler:
 
     def fail(self, message: str) -> tuple[Event, ...]:
         """The committed step failed: end every sequence that was in it. The others stay as they are."""
-        schedule = self._land()
-        events: list[Event] = []
-        for run in schedule.runs:
-            sequence = self.running.get(run.request_id)
-            if sequence is not None:
-                self._end(sequence, Move.FAIL, FinishReason.ERROR)
-                events.append(FinishEvent(run.request_id, FinishReason.ERROR, message))
-        return tuple(events)
+        living = [s for run in self._land().runs if (s := self.running.get(run.request_id)) is not None]
+        for sequence in living:
+            self._end(sequence, Move.FAIL, FinishReason.ERROR)
+        return tuple(FinishEvent(sequence.id, FinishReason.ERROR, message) for sequence in living)
 
     # -- the law, recomputed from scratch ---------------------------------------------------------------
 

@@ -71,7 +71,7 @@ class AsyncEngine:
     """Owns the engine's thread. All methods are called in one event loop's thread."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, *, max_waiting: int | None = None) -> None:
-        """More than `max_waiting` requests never wait at once; None sets no limit."""
+        """More than `max_waiting` replies never wait at once; None sets no limit."""
         self.engine = engine
         self.tokenizer = tokenizer
         self._max_waiting = max_waiting
@@ -125,20 +125,22 @@ class AsyncEngine:
         request_id: str | None = None,
         arrival: float | None = None,
         terms: Terms = NO_TERMS,
+        places: int = 1,
     ) -> Stream:
         """Start a reply to `prompt` (token ids).
 
         `stop` are strings that end the reply; they are cut off. `shown` are special tokens that are part of
-        its text. `arrival` is when the client's request came,
-        in seconds on the engine's clock (now, if not given). Raises `RequestError` at once for what can
-        never be served, `QueueFullError` if too many wait already, `UnavailableError` after `stop`.
+        its text. `arrival` is when the client's request came, in seconds on the engine's clock (now, if not
+        given). `places` is how many replies the queue must have room for: of several that belong together the
+        first one asks for all, the others for 0. Raises `RequestError` at once for what can never be served,
+        `QueueFullError` if too many wait already, `UnavailableError` after `stop`.
         """
         arrival = self.engine.clock() if arrival is None else arrival
         request = new_request(prompt, params, arrival=arrival, request_id=request_id, terms=terms)
         if request.id in self._streams:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id")
         self.engine.scheduler.validate(request)
-        self._check_queue()
+        self._check_queue(places)
         stream = Stream(Reply(request, self.tokenizer, stop, shown), self._abort)
         self._loop.submit(request)
         self._streams[request.id] = stream
@@ -150,14 +152,28 @@ class AsyncEngine:
             self._forget(request_id)
             self._loop.abort(request_id)
 
-    def _check_queue(self) -> None:
-        """The queue is who has a stream and does not run."""
-        num_waiting = len(self._streams) - len(self.engine.scheduler.running)
+    def _check_queue(self, places: int) -> None:
+        """The queue is who has a stream and does not run. While the scheduler leaves nobody waiting, there is
+        room in the free places of those that run as well."""
+        scheduler = self.engine.scheduler
+        max_running, num_running = scheduler.config.max_running, len(scheduler.running)
+        num_waiting = len(self._streams) - num_running
         if num_waiting <= 0:  # who ended while nobody waited does not tell how fast a queue moves
             self._departures.clear()
-        if self._max_waiting is not None and num_waiting >= self._max_waiting:
+        if self._max_waiting is None or places == 0:
+            return
+        if places > max_running + self._max_waiting:
+            raise RequestError(
+                f"the request asks for {places} replies; at most {max_running} may run and "
+                f"{self._max_waiting} wait",
+                param="n",
+            )
+        is_held_up = scheduler.waiting and scheduler.num_left_waiting
+        free = 0 if is_held_up else max_running - num_running
+        if num_waiting + places > free + self._max_waiting:
+            more = f"; {places} more came together" if places > 1 else ""
             raise QueueFullError(
-                f"{num_waiting} requests wait, at most {self._max_waiting} may",
+                f"{num_waiting} requests wait, at most {self._max_waiting} may{more}",
                 retry_after_s=self._seconds_to_drain(num_waiting),
             )
 

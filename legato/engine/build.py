@@ -21,6 +21,10 @@ from legato.runner.load import RunnerOptions, load_runner
 from legato.text.chat import ChatTemplate, load_template, template_from_folder, template_from_gguf
 from legato.text.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
 
+KEPT_LOADS = 4
+"""The KV cache takes no more, by default, than so many times what all running requests can ever hold, where
+prefixes are shared: what ended stays to be found again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
@@ -63,6 +67,7 @@ def build(
     progress(f"reading the tokenizer of {opened.name}")
     tokenizer = _tokenizer(opened, files.path)
     chat_template = _chat_template(model.chat_template, opened, files.path, tokenizer)
+    num_loads = KEPT_LOADS if engine.prefix_cache else 1
     options = RunnerOptions(
         device=engine.device,
         threads=engine.threads,
@@ -73,7 +78,8 @@ def build(
         block_size=engine.block_size,
         num_blocks=engine.num_blocks,
         kv_memory=engine.kv_memory,
-        useful_tokens=engine.running_limit * max_model_len,
+        useful_tokens=num_loads * engine.running_limit * max_model_len,
+        useful_why=f"{num_loads} x max_running x max_model_len tokens",
     )
     loaded = load_runner(opened, options, progress=progress)
     pool = BlockPool(loaded.runner.num_blocks, loaded.runner.block_size)

@@ -34,6 +34,8 @@ class Engine:
         self.clock = clock
         self._runner = runner
         self._observers: list[Observer] = []
+        self._untold: list[Event] = []
+        """Events that no call of `step` has returned yet."""
 
     def observe(self, observer: Observer) -> None:
         """Tell `observer` everything from now on. Call it before the engine runs."""
@@ -41,7 +43,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return bool(self._untold) or self.scheduler.has_work
 
     def submit(self, request: Request) -> None:
         """Queue a request; raises `RequestError` if it cannot be served."""
@@ -59,15 +61,20 @@ class Engine:
         return events
 
     def step(self) -> tuple[Event, ...]:
-        """Run one step. Call it while `has_work`.
+        """Run one step; its events. Call it while `has_work`.
 
         If the runner raises, the requests of that step end with an error and the engine goes on; it goes on
-        as well after a KeyboardInterrupt, which is raised.
+        as well after a KeyboardInterrupt, which is raised: the next call returns the events of both.
         """
-        scheduler, now = self.scheduler, self.clock()
-        expired = self._expire(now)
-        if not scheduler.has_work:
-            return expired
+        now = self.clock()
+        self._expire(now)
+        if self.scheduler.has_work:
+            self._run_step(now)
+        events, self._untold = tuple(self._untold), []
+        return events
+
+    def _run_step(self, now: float) -> None:
+        scheduler, interrupt = self.scheduler, None
         schedule = scheduler.schedule(now)
         scheduler.commit(schedule)
         error, model_time = None, 0.0
@@ -79,9 +86,11 @@ class Engine:
                 raise
             error = caught.message if isinstance(caught, LegatoError) else type(caught).__name__
             events = scheduler.fail(f"the model step that this request was in failed ({error})")
-            if not isinstance(caught, Exception):  # Ctrl-C, an exit: the caller's business
-                raise
-            logger.exception("step %d of %d tokens failed", schedule.step, schedule.num_tokens)
+            if isinstance(caught, Exception):
+                logger.exception("step %d of %d tokens failed", schedule.step, schedule.num_tokens)
+            else:
+                interrupt = caught  # Ctrl-C, an exit: the caller's business, once all is told
+        self._untold += events
         record = StepRecord(
             schedule=schedule,
             events=events,
@@ -97,12 +106,12 @@ class Engine:
         )
         for observer in self._observers:
             observer.stepped(record)
-        return (*expired, *events)
+        if interrupt is not None:
+            raise interrupt
 
-    def _expire(self, now: float) -> tuple[Event, ...]:
+    def _expire(self, now: float) -> None:
         """End what is over its deadline, before any work is done for it."""
-        expired = self.scheduler.expire(now)
-        for event in expired:
+        for event in self.scheduler.expire(now):
+            self._untold.append(event)
             for observer in self._observers:
                 observer.aborted(event.request_id, event.reason, now)
-        return expired

@@ -127,8 +127,6 @@ class LLM:
                         yield request_id, unread.popleft()
                     if reply.finished:
                         del mine[request_id], self._open[request_id]
-                if mine and not engine.has_work:
-                    raise StepError("the step was interrupted from outside")
                 if mine:
                     self._step()
         finally:
@@ -137,9 +135,11 @@ class LLM:
                 engine.abort(request_id)
 
     def _step(self) -> None:
-        """Run a step, and give each reply its part."""
+        """Run a step, and give each reply its part. Nobody reads on a reply that was given up."""
         engine = self.built.engine
         for event in engine.step():
+            if event.request_id not in self._open:
+                continue
             reply, unread = self._open[event.request_id]
             unread.append(reply.push(event))
             if reply.must_abort:

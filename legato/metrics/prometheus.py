@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from legato.core.block_pool import BlockPool
 from legato.core.request import Request, RequestId
 from legato.core.schedule import Reason, Schedule
 from legato.core.stopping import FinishReason
@@ -226,9 +227,9 @@ class RequestSeries:
 class StepSeries:
     """What steps did."""
 
-    def __init__(self, new: Catalogue, *, budget: int, num_blocks: int, block_size: int) -> None:
+    def __init__(self, new: Catalogue, *, budget: int, blocks: BlockPool) -> None:
         kinds = (("decode",), ("mixed",), ("prefill",))
-        cache = (str(block_size), str(num_blocks))
+        cache = (str(blocks.block_size), str(blocks.num_blocks))
         self._budget = new.gauge("legato:token_budget", "The most tokens a step may hold.")
         self._budget.set(budget)
         self._step_tokens = new.counter(
@@ -254,7 +255,7 @@ class StepSeries:
             [(reason.value,) for reason in Reason],
         )
         self._blocks_total = new.gauge("legato:blocks_total", "Blocks in the KV cache.")
-        self._blocks_total.set(num_blocks)
+        self._blocks_total.set(blocks.num_blocks)
         info = new.gauge(
             "vllm:cache_config_info", "The KV cache, as labels.", ("block_size", "num_gpu_blocks"), (cache,)
         )
@@ -265,10 +266,8 @@ class StepSeries:
         schedule = record.schedule
         self._budget.set(record.budget)
         self._preemptions.add(len(schedule.preempted))
-        self.held(record.blocks_used, record.blocks_total)
-        self._blocks_cached.set(record.blocks_cached)
-        for reason, num in left_out_by_reason(record.schedule).items():
-            self._left_out.set(num, reason.value)
+        self.held(record.blocks_used, record.blocks_cached, record.blocks_total)
+        self.left_out(left_out_by_reason(record.schedule))
         if record.error is not None:
             self._failed.add(1)
         elif schedule.runs:
@@ -277,10 +276,15 @@ class StepSeries:
             self._iteration_tokens.observe(schedule.num_tokens)
             self._duration.observe(record.elapsed, _kind(schedule))
 
-    def held(self, num_blocks: int, total: int) -> None:
-        self._blocks_used.set(num_blocks)
+    def left_out(self, counts: Mapping[Reason, int]) -> None:
+        for reason, num in counts.items():
+            self._left_out.set(num, reason.value)
+
+    def held(self, used: int, cached: int, total: int) -> None:
+        self._blocks_used.set(used)
+        self._blocks_cached.set(cached)
         self._blocks_total.set(total)
-        self._usage.set(num_blocks / total)
+        self._usage.set(used / total)
 
 
 def left_out_by_reason(schedule: Schedule) -> dict[Reason, int]:
@@ -305,17 +309,15 @@ class Metrics(Collector):
     `submitted`, `stepped` and `aborted` are called in the engine's thread, `render` in any other.
     """
 
-    def __init__(
-        self, *, model_name: str, budget: int, num_blocks: int, block_size: int, engine: int = 0
-    ) -> None:
-        """`engine` tells engines apart that serve one model."""
+    def __init__(self, *, model_name: str, budget: int, blocks: BlockPool, engine: int = 0) -> None:
+        """`blocks` is the engine's pool; `engine` tells engines apart that serve one model."""
         self._common = {"model_name": model_name, "engine": str(engine)}
         self._lock = Lock()
         self._timelines = Timelines()
         catalogue = Catalogue()
         self._requests = RequestSeries(catalogue)
-        self._steps = StepSeries(catalogue, budget=budget, num_blocks=num_blocks, block_size=block_size)
-        self._num_blocks = num_blocks
+        self._steps = StepSeries(catalogue, budget=budget, blocks=blocks)
+        self._blocks = blocks
         self._series = tuple(catalogue.series)
         self.registry = CollectorRegistry()
         self.registry.register(self)
@@ -334,8 +336,10 @@ class Metrics(Collector):
             timeline = self._timelines.aborted(request_id, reason, now)
             if timeline is not None:
                 self._requests.ended(timeline)
-            if self._timelines.num_running == 0:  # perhaps no step will come to say so
-                self._steps.held(0, self._num_blocks)
+            blocks = self._blocks  # perhaps no step will come to say so
+            self._steps.held(blocks.num_used, blocks.num_cached, blocks.num_blocks)
+            if not self._timelines.num_running + self._timelines.num_waiting:
+                self._steps.left_out(dict.fromkeys(Reason, 0))
 
     def collect(self) -> Iterator[Metric]:
         """Everything as it was between two steps. The engine waits for the copies, not for the text."""

@@ -40,7 +40,9 @@ class RunnerOptions:
     kv_memory: int | None
     """Bytes; ignored if `num_blocks` is given."""
     useful_tokens: int
-    """The KV cache never holds more: no load could use it."""
+    """The KV cache never holds more, unless it is told to: a small model leaves memory to others."""
+    useful_why: str
+    """Where that number comes from, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def load_runner(
 def _num_blocks(
     options: RunnerOptions, spec: ModelSpec, dtype: torch.dtype, device: torch.device
 ) -> tuple[int, str]:
-    """How many blocks, and why: as told, or what fits in memory, but no more than could ever be used."""
+    """How many blocks, and why: as told, or what fits into a share of the memory and is useful."""
     free, share = free_memory(device), KV_SHARE[device.type]
     memory, reason = options.kv_memory, "kv_memory is set"
     if options.num_blocks is not None:
@@ -108,7 +110,7 @@ def _num_blocks(
             param="kv_memory" if options.num_blocks is None else "num_blocks",
         )
     fits = size_blocks(spec, block_size=options.block_size, dtype=dtype, memory_bytes=memory)
-    if options.num_blocks is not None:
+    if options.num_blocks is not None or options.kv_memory is not None:
         return fits, reason
     useful = -(-options.useful_tokens // options.block_size)
-    return (fits, reason) if fits <= useful else (useful, "max_running x max_model_len tokens")
+    return (fits, reason) if fits <= useful else (useful, options.useful_why)

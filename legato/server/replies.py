@@ -68,10 +68,12 @@ class Part:
 
 @contextmanager
 def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[list[Stream]]:
-    """Submit everything; whatever is still running when the block is left is aborted.
+    """Submit everything, or nothing if the queue has no room for all. Whatever is still running when the
+    block is left is aborted.
 
     Raises what `AsyncEngine.submit` raises; then nothing runs on.
     """
+    num_replies = len(generation.prompts) * generation.n
     with ExitStack() as stack:
         streams: list[Stream] = []
         for prompt, params in zip(generation.prompts, generation.params, strict=True):
@@ -84,6 +86,7 @@ def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[
                     request_id=f"{name}-{len(streams)}",
                     arrival=generation.arrival,
                     terms=generation.terms,
+                    places=0 if streams else num_replies,
                 )
                 streams.append(stack.enter_context(stream))
         yield streams

@@ -30,8 +30,12 @@ def first_token_step(rig: Rig, name: str) -> int:
 
 
 def distinct(number: int, num: int) -> list[int]:
-    """A prompt that shares nothing with other numbers."""
-    return [number % 100, *[7] * (num - 1)]
+    """A prompt that shares no block with those of other numbers below 10,000."""
+    return [number % 100, number // 100, *[7] * num][:num]
+
+
+def test_distinct_prompts_are() -> None:
+    assert len({tuple(distinct(i, 8)[:4]) for i in range(10_000)}) == 10_000
 
 
 def a_sequence(
@@ -226,7 +230,7 @@ def test_light_prompts_pass_a_heavy_one_that_lacks_blocks_but_not_for_ever(order
     assert heavy is None or heavy.num_overtaken <= MAX_OVERTAKEN + 1
     steps = 0
     while not rig.tokens("heavy"):
-        rig.add(f"more{steps}", distinct(steps, 8), max_tokens=3)
+        rig.add(f"more{steps}", distinct(1000 + steps, 8), max_tokens=3)
         rig.step()
         steps += 1
         assert steps < 200, "the heavy one starves"
@@ -245,7 +249,7 @@ def test_a_heavy_prompt_starts_though_light_ones_take_every_block_that_is_freed(
         rig.step()
     rig.add("heavy", distinct(50, 200), max_tokens=2)
     for i in range(4 * (192 + MAX_OVERTAKEN) + 60):
-        rig.add(f"light{i}", distinct(i, 8), max_tokens=30)
+        rig.add(f"light{i}", distinct(100 + i, 8), max_tokens=30)
         rig.step()
         if rig.tokens("heavy"):
             return
@@ -277,6 +281,20 @@ def test_a_prompt_starts_that_others_never_leave_room_for(
     raise AssertionError("the heavy one starves")
 
 
+def test_the_first_of_the_queue_starts_though_short_prompts_take_every_place_that_is_left() -> None:
+    """One may run. In each step a short one ends within the share kept for it, and takes the place."""
+    rig = build_rig(budget=16, max_running=1, order=Fair(), prefix_cache=False)
+    rig.add("long", distinct(0, 20), max_tokens=1)
+    for i in range(2 * MAX_OVERTAKEN):
+        rig.scheduler.virtual_time += 100  # the long one is first
+        rig.add(f"short{i}", distinct(i + 1, 8), max_tokens=1)
+        schedule = rig.step()
+        if rig.tokens("long"):
+            return
+        assert RequestId("long") in rig.scheduler.running or schedule.reasons["long"] is Reason.MAX_RUNNING
+    raise AssertionError("the long one starves")
+
+
 def test_the_first_in_the_order_gets_on_though_short_prompts_leave_only_crumbs() -> None:
     """Half of 40 tokens for a prompt of 10 leaves 30: too little for a chunk, in every step anew."""
     rig = build_rig(budget=40, num_blocks=400, order=Fair(), min_chunk=32, prefix_cache=False)
@@ -299,6 +317,17 @@ def test_a_share_of_each_step_is_kept_for_prompts_that_end_in_it() -> None:
     rig.add("longer than the share", distinct(2, 9), max_tokens=1)
     schedule = rig.step()
     assert [(run.request_id, run.length) for run in schedule.chunks] == [("short", 8), ("giant", 8)]
+
+
+def test_whole_prompts_come_in_their_order_and_leave_no_step_half_empty() -> None:
+    """Short ones of 6 tokens that came later end within half of a step; first they would leave too little for
+    the one of 12, whose turn it is."""
+    rig = build_rig(budget=16, num_blocks=200, order=Fair(), policy=WholePrompt(), prefix_cache=False)
+    rig.add("first", distinct(0, 12), max_tokens=1)
+    rig.scheduler.virtual_time += 100
+    rig.add("short", distinct(1, 6), max_tokens=1)
+    assert [run.request_id for run in rig.step().chunks] == ["first"]
+    assert [run.request_id for run in rig.step().chunks] == ["short"]
 
 
 def test_four_cold_prompts_of_many_chunks_all_run_as_soon_as_they_are_computed() -> None:

@@ -375,15 +375,17 @@ def test_a_follower_waits_for_the_leader_and_computes_only_its_own_tail() -> Non
         assert rig.tokens(request.id) == expected_reply(request.prompt, 1)
 
 
-def test_a_follower_ends_in_the_share_kept_for_those_once_its_prefix_is_there() -> None:
-    """It was long when it came; what is left is short, and a longer prompt is before it in the order."""
+@pytest.mark.parametrize("num_left", [1, 2, 8])
+def test_a_follower_ends_in_the_share_kept_for_those_once_its_prefix_is_there(num_left: int) -> None:
+    """It was long when it came; what is left is at most half of a step, and a longer one comes before it."""
     rig = build_rig(budget=16, block_size=4, num_blocks=64, order=Fair())
     prefix = list(range(30, 62))
     rig.add("leader", prefix, max_tokens=1)
+    rig.add("follower", [*prefix, *range(num_left)], max_tokens=1)
     rig.step()
-    rig.add("follower", [*prefix, 1, 2], max_tokens=1)
     rig.step()
-    rig.add("other", [9] * 20, max_tokens=1)
+    rig.add("other", [9] * 16, max_tokens=1)
+    assert list(rig.scheduler.waiting) == ["other", "follower"]
     schedule = rig.step()
     assert [(run.request_id, run.start) for run in schedule.chunks] == [("follower", 32), ("other", 0)]
 

@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rig import NoForesight, Rig, build_rig, expected_reply
 
 from legato.core.admission import MAX_PREEMPTIONS
+from legato.core.draft import OVERDUE_STEPS
 from legato.core.events import FinishEvent
 from legato.core.order import Fair, Fcfs, Order, Priority, Shortest
 from legato.core.prefill import Chunked, FillBudget, WholePrompt
@@ -70,6 +71,8 @@ class Histories(RuleBasedStateMachine):
         self.ended: dict[RequestId, FinishReason] = {}
         self.computed: dict[RequestId, int] = {}
         """Tokens computed for each request, those computed again included."""
+        self.served: dict[RequestId, int] = {}
+        """The last step in which each request that runs got tokens."""
 
     @rule(
         shared=st.integers(0, 20),
@@ -109,6 +112,10 @@ class Histories(RuleBasedStateMachine):
         assert decodes - set(schedule.preempted) == {run.request_id for run in schedule.decodes}
         for run in schedule.runs:
             self.computed[run.request_id] = self.computed.get(run.request_id, 0) + run.length
+            self.served[run.request_id] = schedule.step
+        longest = OVERDUE_STEPS + self.rig.scheduler.config.max_running  # all of them may be overdue at once
+        for request_id in self.rig.scheduler.running:
+            assert schedule.step - self.served[request_id] <= longest, "a running request starves"
 
     def expire(self) -> None:
         now = float(self.rig.scheduler.step)

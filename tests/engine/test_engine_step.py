@@ -92,20 +92,42 @@ def test_a_step_that_raises_ends_its_requests_and_no_others(error: Exception, wo
 
 
 def test_ctrl_c_in_a_step_ends_the_step_and_leaves_the_engine_usable() -> None:
+    """What ended with it, and what was over its deadline when it began, is told by the next step."""
     interrupt = True
 
     def before(plan: StepPlan) -> None:  # noqa: ARG001
         if interrupt:
             raise KeyboardInterrupt
 
+    watcher = Watcher()
+    engine = make_engine(before=before, observers=(watcher,))
+    engine.submit(make_request("A"))
+    engine.submit(replace(make_request("late"), deadline=0.0))
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert_idle(engine)
+    assert engine.has_work, "nobody knows yet"
+    assert [record.error for record in watcher.records] == ["KeyboardInterrupt"]
+    interrupt = False
+    engine.submit(make_request("B", max_tokens=1))
+    late, a, b = engine.step()
+    assert late == FinishEvent(RequestId("late"), FinishReason.TIMEOUT)
+    assert isinstance(a, FinishEvent)
+    assert (a.request_id, a.reason, b.request_id) == ("A", FinishReason.ERROR, "B")
+    assert not engine.has_work
+
+
+def test_ctrl_c_in_the_last_step_leaves_its_events_for_one_more_call() -> None:
+    def before(plan: StepPlan) -> None:  # noqa: ARG001
+        raise KeyboardInterrupt
+
     engine = make_engine(before=before)
     engine.submit(make_request("A"))
     with pytest.raises(KeyboardInterrupt):
         engine.step()
-    assert_idle(engine)
-    interrupt = False
-    engine.submit(make_request("B", max_tokens=1))
-    assert [event.request_id for event in engine.step()] == ["B"]
+    assert engine.has_work
+    assert [event.request_id for event in engine.step()] == ["A"]
+    assert not engine.has_work
 
 
 def test_an_abort_is_told_to_observers_once() -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from legato import LLM, SamplingParams
 from legato.config import EngineSettings, ModelSettings
-from legato.errors import ConfigError, ContextLengthError, RequestError
+from legato.core.plan import StepPlan, StepResult
+from legato.errors import ConfigError, ContextLengthError, RequestError, StepError
 
 FRANCE = [2, 818, 5279, 529, 7001, 563]
 ANSWER = (506, 5279, 529, 506, 2891, 529)
@@ -82,6 +83,26 @@ def test_a_stream_left_early_is_aborted(llm: LLM) -> None:
     assert next(stream).text == " the"
     stream.close()
     assert_idle(llm)
+
+
+def test_ctrl_c_in_a_step_of_two_streams_ends_both_and_leaves_the_model_usable(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads gets the interrupt; the other one learns what became of its reply."""
+
+    def interrupt(plan: StepPlan) -> StepResult:  # noqa: ARG001
+        raise KeyboardInterrupt
+
+    one, other = llm.stream(FRANCE, greedy(50)), llm.stream(FRANCE, greedy(50))
+    assert next(one).text == next(other).text == " the"
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.built.engine._runner, "run", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            list(one)
+    with pytest.raises(StepError, match="KeyboardInterrupt"):
+        list(other)
+    assert_idle(llm)
+    assert llm.generate(FRANCE, greedy())[0].token_ids == ANSWER
 
 
 def test_what_cannot_be_served_is_refused_before_any_work(llm: LLM) -> None:

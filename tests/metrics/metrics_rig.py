@@ -149,7 +149,6 @@ def make_world(
     """
     clock = FakeClock()
     watcher = Watcher()
-    metrics = Metrics(model_name="fake", budget=budget, num_blocks=num_blocks, block_size=block_size)
     config = SchedulerConfig(
         max_batch_tokens=budget,
         max_running=max_running,
@@ -165,6 +164,7 @@ def make_world(
         sleep=clock.sleep,
     )
     pool = BlockPool(num_blocks, block_size)
+    metrics = Metrics(model_name="fake", budget=budget, blocks=pool)
     scheduler = Scheduler(config, pool, prefill_policy=policy, order=Fcfs(), replies=NoForesight())
     engine = Engine(scheduler, runner, clock=clock)
     engine.observe(watcher)

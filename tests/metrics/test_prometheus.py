@@ -24,6 +24,7 @@ from metrics_rig import (
     scrape,
 )
 
+from legato.core.block_pool import BlockPool
 from legato.core.plan import StepPlan
 from legato.core.stopping import FinishReason
 from legato.metrics import prometheus
@@ -184,7 +185,7 @@ def test_two_engines_share_nothing_and_the_library_s_global_registry_stays_empty
 
 def test_a_model_name_with_quotes_and_newlines_is_escaped() -> None:
     name = 'a "b"\\c\nd'
-    metrics = Metrics(model_name=name, budget=1, num_blocks=1, block_size=1, engine=3)
+    metrics = Metrics(model_name=name, budget=1, blocks=BlockPool(1, 1), engine=3)
     samples = scrape(metrics.render())
     labels = (("engine", "3"), ("model_name", name))
     assert samples["legato:token_budget"][1] == {labels: 1.0}
@@ -244,6 +245,21 @@ def test_cache_hits_count_once_a_request_and_the_pool_tells_what_it_keeps() -> N
     assert world.sample("vllm:prompt_tokens_total") == 10
     assert world.sample("legato:step_tokens_total", kind="prefill") == 5 + 1
     assert world.sample("legato:blocks_cached") == 2
+
+
+def test_after_the_last_abort_the_gauges_show_an_idle_engine_and_what_it_keeps() -> None:
+    """No step comes after it: prompts of 5 tokens in blocks of 2, one of them running, one waiting."""
+    world = make_world(prefix_cache=True, max_running=1)
+    for name in ("running", "waiting"):
+        world.submit(name, num_prompt=5, max_tokens=9)
+    world.step()
+    assert (world.sample("legato:blocks_used"), world.sample("legato:blocks_cached")) == (3, 0)
+    assert world.sample("legato:requests_left_out", reason="max_running") == 1
+    world.abort("waiting")
+    world.abort("running")
+    assert (world.sample("legato:blocks_used"), world.sample("legato:blocks_cached")) == (0, 2)
+    assert world.sample("vllm:kv_cache_usage_perc") == 0
+    assert world.sample("legato:requests_left_out", reason="max_running") == 0
 
 
 def test_everyone_left_out_of_the_newest_step_is_counted_by_reason() -> None:

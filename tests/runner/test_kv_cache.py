@@ -9,6 +9,7 @@ from runner_steps import CPU, GEMMA, LLAMA
 from legato.errors import ConfigError
 from legato.models.spec import ModelSpec
 from legato.runner.kv_cache import KVCache, block_bytes, free_memory, size_blocks
+from legato.runner.load import RunnerOptions, _num_blocks
 
 GIB = 1 << 30
 FULL = 9223372036854771712  # what cgroup v1 shows for "no limit"
@@ -39,6 +40,37 @@ def test_memory_for_less_than_one_block_is_refused_with_the_numbers() -> None:
 def test_a_pool_that_the_machine_cannot_give_is_refused_at_start() -> None:
     with pytest.raises(ConfigError, match="cpu cannot give"):
         KVCache(LLAMA, num_blocks=1 << 42, block_size=16, dtype=torch.float32, device=CPU)
+
+
+@pytest.mark.parametrize(
+    ("told", "num_blocks", "why"),
+    [
+        ({}, 7, "100 tokens are useful"),
+        ({"num_blocks": 9}, 9, "num_blocks is set"),
+        ({"kv_memory": 20}, 20, "kv_memory is set"),
+    ],
+)
+def test_the_cache_takes_no_more_than_is_useful_unless_it_is_told_to(
+    told: dict[str, int], num_blocks: int, why: str
+) -> None:
+    """100 tokens are 7 blocks of 16."""
+    one = block_bytes(LLAMA, block_size=16, dtype=torch.float32)
+    memory = {"num_blocks": None, "kv_memory": None} | told
+    if memory["kv_memory"] is not None:
+        memory["kv_memory"] *= one
+    options = RunnerOptions(
+        device="cpu",
+        threads=None,
+        dtype="float32",
+        weights="dense",
+        attention="reference",
+        kv_dtype="auto",
+        block_size=16,
+        useful_tokens=100,
+        useful_why="100 tokens are useful",
+        **memory,
+    )
+    assert _num_blocks(options, LLAMA, torch.float32, CPU) == (num_blocks, why)
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:

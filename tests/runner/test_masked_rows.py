@@ -61,7 +61,7 @@ def test_a_masked_row_is_drawn_as_if_the_others_had_no_chance(rows: list[SampleR
     logits = torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(seed)) * 5
     before = logits.clone()
     for row, line, got in zip(rows, logits, sample(logits, rows), strict=True):
-        plain = replace(row, matcher=None)
+        plain = row._replace(matcher=None)
         if row.matcher is None:
             assert got == sample(line[None], (plain,))[0]
             continue
@@ -72,7 +72,7 @@ def test_a_masked_row_is_drawn_as_if_the_others_had_no_chance(rows: list[SampleR
         masked[sorted(allowed)] = line[sorted(allowed)]
         params = replace(row.params, min_tokens=0, logprobs=None)
         assert got.token in allowed
-        assert got.token == sample(masked[None], (replace(plain, params=params),))[0].token
+        assert got.token == sample(masked[None], (plain._replace(params=params),))[0].token
     assert torch.equal(logits, before)
 
 

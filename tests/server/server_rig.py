@@ -128,7 +128,7 @@ def build_service(runner: FakeRunner | ScriptedRunner | None = None, **changes: 
         vocab_size=FakeTokenizer().vocab_size,
     )
     scheduler = Scheduler(config, BlockPool(NUM_BLOCKS, BLOCK_SIZE))
-    metrics = Metrics(model_name=MODEL, budget=BUDGET, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    metrics = Metrics(model_name=MODEL, budget=BUDGET, blocks=scheduler.blocks)
     engine = Engine(scheduler, runner, clock=time.monotonic)
     engine.observe(metrics)
     service = Service(

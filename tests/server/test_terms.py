@@ -110,11 +110,71 @@ def test_a_quiet_hour_and_refused_requests_do_not_tell_how_fast_the_queue_moves(
     service = limited(2, step_seconds=0.2)
     engine = service.engine
     engine._departures.extend([time.monotonic() - 3600] * 3)
-    body = {"prompt": [1, 2, 3], "max_tokens": 2, "n": MAX_RUNNING + 3}
-    [refused] = asyncio.run(several(service, [body]))
+    body = {"prompt": [1, 2, 3], "max_tokens": 2}
+    served, refused = asyncio.run(several(service, [body, {**body, "n": MAX_RUNNING + 2}]))
+    assert served.status_code == 200
     assert refused.status_code == 429
     assert refused.headers["retry-after"] == "1"
-    assert not engine._departures
+    assert len(engine._departures) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "num"),
+    [
+        ({"n": 3}, 3),
+        ({"n": MAX_RUNNING + 2}, MAX_RUNNING + 2),
+        ({"n": 3, "prompt": [[1, 2], [3, 4]]}, 6),
+    ],
+)
+def test_an_idle_server_takes_all_replies_of_a_request_that_fit_into_places_and_queue(
+    fields: dict[str, Any], num: int
+) -> None:
+    answer = ask(COMPLETIONS, {"prompt": [1, 2, 3], "max_tokens": 2, **fields}, service=limited(2))
+    assert answer.status_code == 200
+    assert len(answer.json()["choices"]) == num
+
+
+@pytest.mark.parametrize(
+    "fields", [{"n": MAX_RUNNING + 3}, {"n": 4, "prompt": [[1], [2]]}, {"n": 1, "prompt": [[1]] * 9}]
+)
+def test_more_replies_than_may_ever_run_and_wait_are_refused_for_good(fields: dict[str, Any]) -> None:
+    """A 429 would make the client come back for ever."""
+    num = fields["n"] * len(fields.get("prompt", [1]))
+    answer = ask(COMPLETIONS, {"prompt": [1, 2, 3], "max_tokens": 2, **fields}, service=limited(2))
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "n"
+    assert f"{num} replies; at most {MAX_RUNNING} may run and 2 wait" in error["message"]
+
+
+def test_as_many_at_once_as_there_are_places_find_an_idle_server_not_full() -> None:
+    """All come before the first step: none of them waits for another."""
+    body = {"prompt": [1, 2, 3], "max_tokens": 2}
+
+    async def burst() -> list[int]:
+        async with in_process(limited(1, step_seconds=0.2)) as client:
+            posts = [client.post(COMPLETIONS, json=body) for _ in range(MAX_RUNNING + 1)]
+            return [answer.status_code for answer in await asyncio.gather(*posts)]
+
+    assert asyncio.run(burst()) == [200] * (MAX_RUNNING + 1)
+
+
+def test_a_queue_that_waits_for_blocks_is_full_at_its_limit_whatever_places_are_free() -> None:
+    """Each prompt needs half of the blocks and eight steps: one runs, three wait, three places are free."""
+    body = {"max_tokens": 1, "ignore_eos": True}
+    bodies = [{**body, "prompt": [i, *[1] * 490]} for i in range(5)]
+    answers = asyncio.run(several(limited(3, step_seconds=0.03), bodies))
+    assert [answer.status_code for answer in answers] == [200] * 4 + [429]
+
+
+def test_what_finds_no_room_leaves_nothing_behind() -> None:
+    """Neither of its replies, nor a trace of the ones that would have fitted."""
+    body = {"prompt": [1, 2, 3], "max_tokens": 20}
+    service = limited(2)
+    answers = asyncio.run(several(service, [body, {**body, "n": MAX_RUNNING + 2}, {**body, "n": 3}]))
+    assert [answer.status_code for answer in answers] == [200, 429, 200]
+    assert f"{MAX_RUNNING + 2} more came together" in answers[1].json()["error"]["message"]
+    assert service.engine.num_streams == 0
 
 
 # -- timeouts ---------------------------------------------------------------------------------------------

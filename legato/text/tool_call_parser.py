@@ -38,7 +38,34 @@ Piece = Content | Call | Arguments
 _BLANKS = " \n\t\r"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Frame:
+    """What stands around calls, apart from blanks."""
+
+    first: tuple[str, ...]
+    """Before the first call."""
+    after: tuple[str, ...]
+    """After each."""
+    next: str
+    """Before each further one; "" if there is none."""
+    close: str
+    """After all."""
+
+
+def _texts(*parts: str) -> tuple[str, ...]:
+    return tuple(filter(None, (part.strip() for part in parts)))
+
+
+BARE = tuple(
+    _Frame(first=_texts(fence), after=_texts(end), next="", close="")
+    for fence, end in (("```json", "```"), ("```", "```"), ("", ""))
+)
+"""A reply that is one call and nothing else needs no marker; small models leave it out."""
+
+
 class _State(Enum):
+    START = auto()
+    """The reply may be nothing but a call, without any marker."""
     TEXT = auto()
     """Looking for the marker."""
     HEAD = auto()
@@ -49,7 +76,7 @@ class _State(Enum):
     BETWEEN = auto()
     """From a call's end to the next call, or the end of all."""
     NO_CALLS = auto()
-    """The reply did not begin with a call, and in this form must."""
+    """All that is left is text."""
 
 
 class ToolCallParser:
@@ -60,10 +87,19 @@ class ToolCallParser:
         self._names = names
         self._outside = _State.TEXT if format.marker else _State.NO_CALLS
         """The state in text after something that is no call, or after all calls."""
-        self._state = _State.TEXT if format.marker else _State.HEAD
+        self._state = _State.START
         self._held = ""
         """Text that is not decided yet."""
-        self._literals = self._head(first=True)
+        self._marked = _Frame(
+            first=_texts(format.marker, format.before),
+            after=_texts(format.after),
+            next=(format.between or "").strip(),
+            close=format.close.strip(),
+        )
+        self._frame = self._marked
+        """Of the calls that are read."""
+        self._first = True
+        """Whether the next call is the first of its frame."""
         self._json = _JsonEnd()
 
     def push(self, text: str) -> list[Piece]:
@@ -71,6 +107,7 @@ class ToolCallParser:
         self._held += text
         pieces: list[Piece] = []
         steps = {
+            _State.START: self._read_start,
             _State.TEXT: self._read_text,
             _State.HEAD: self._read_head,
             _State.ARGUMENTS: self._read_arguments,
@@ -85,16 +122,22 @@ class ToolCallParser:
     def flush(self) -> list[Piece]:
         """The rest, once the reply is complete."""
         held, self._held = self._held, ""
-        undecided = self._state in (_State.TEXT, _State.HEAD, _State.NO_CALLS)
+        undecided = self._state in (_State.START, _State.TEXT, _State.HEAD, _State.NO_CALLS)
         return [Content(held)] if held and undecided else []
 
-    def _head(self, *, first: bool) -> tuple[str, ...]:
-        """What has to stand, apart from blanks, before a call's name."""
-        form = self._format
-        start = (form.marker, form.before) if first else (form.between or "",)
-        return (*filter(None, (part.strip() for part in start)), "{", '"name"', ":", '"')
-
     # Each step takes what it can from `_held` and says whether to go on with the rest.
+
+    def _read_start(self, pieces: list[Piece]) -> bool:
+        for frame in BARE:
+            try:
+                self._begin_call(frame, frame.first, pieces)
+            except _TooShort:
+                return False
+            except _Different:
+                continue
+            return True
+        self._state = self._outside
+        return True
 
     def _read_text(self, pieces: list[Piece]) -> bool:
         marker = self._format.marker
@@ -103,28 +146,32 @@ class ToolCallParser:
         self._take_content(shown, pieces)
         if found < 0:
             return False
-        self._state, self._literals = _State.HEAD, self._head(first=True)
+        self._state, self._first = _State.HEAD, True
         return True
 
     def _read_head(self, pieces: list[Piece]) -> bool:
+        frame = self._marked
         try:
-            at = _past(self._held, 0, self._literals)
-            name, quote, _ = self._held[at:].partition('"')
-            if not (name in self._names if quote else any(known.startswith(name) for known in self._names)):
-                raise _Different
-            if not quote:
-                return False
-            at = _past(self._held, at + len(name) + 1, (",", f'"{self._format.arguments}"', ":", "{"))
+            self._begin_call(frame, frame.first if self._first else (frame.next,), pieces)
         except _TooShort:
             return False
         except _Different:
             self._take_content(len(self._format.marker), pieces)
             self._state = self._outside
-            return True
+        return True
+
+    def _begin_call(self, frame: _Frame, before: Iterable[str], pieces: list[Piece]) -> None:
+        """Take a call up to its arguments, if `_held` begins with one; raises what `_past` raises."""
+        at = _past(self._held, 0, (*before, "{", '"name"', ":", '"'))
+        name, quote, _ = self._held[at:].partition('"')
+        if not quote and any(known.startswith(name) for known in self._names):
+            raise _TooShort
+        if not quote or name not in self._names:
+            raise _Different
+        at = _past(self._held, at + len(name) + 1, (",", f'"{self._format.arguments}"', ":", "{"))
         pieces.append(Call(name))
         self._held = self._held[at - 1 :]
-        self._state, self._json = _State.ARGUMENTS, _JsonEnd()
-        return True
+        self._state, self._json, self._frame = _State.ARGUMENTS, _JsonEnd(), frame
 
     def _read_arguments(self, pieces: list[Piece]) -> bool:
         end = self._json.find(self._held)
@@ -136,7 +183,7 @@ class ToolCallParser:
 
     def _read_tail(self, pieces: list[Piece]) -> bool:  # noqa: ARG002
         try:
-            end = _past(self._held, 0, ("}", *filter(None, (self._format.after.strip(),))))
+            end = _past(self._held, 0, ("}", *self._frame.after))
         except _TooShort:
             return False
         except _Different:
@@ -146,12 +193,12 @@ class ToolCallParser:
 
     def _read_between(self, pieces: list[Piece]) -> bool:  # noqa: ARG002
         self._held = self._held.lstrip(_BLANKS)
-        between, close = (self._format.between or "").strip(), self._format.close.strip()
-        if between and self._held.startswith(between):
-            self._state, self._literals = _State.HEAD, self._head(first=False)
+        following, close = self._frame.next, self._frame.close
+        if following and self._held.startswith(following):
+            self._state, self._first = _State.HEAD, False
         elif close and self._held.startswith(close):
             self._state, self._held = self._outside, self._held[len(close) :]
-        elif between.startswith(self._held) or close.startswith(self._held):
+        elif following.startswith(self._held) or close.startswith(self._held):
             return False
         else:
             self._state = self._outside

@@ -145,9 +145,7 @@ def calls_source(
     `content` is what a reply may be instead: None for nothing, "" for text, which may also come before the
     first call, or a JSON Schema (see `Grammars.json_text`). `marker_id` is the marker's special token.
     """
-    marker = (
-        f"<[{marker_id}]>" if marker_id is not None else json.dumps(format.marker) if format.marker else ""
-    )
+    marker = f"<[{marker_id}]>" if marker_id is not None else _quoted(format.marker)
     opening = f"{marker} {_literal(format.before)}"
     more = f"({_literal(format.between)} call)*" if parallel and format.between is not None else ""
     calls = f"call {more} {_literal(format.close)}"
@@ -156,35 +154,45 @@ def calls_source(
         rules.append(f"start: {opening} {calls}")
     elif content:
         rules += [f"start: content | {opening} {calls}", f"content: %json {content}"]
-    elif marker_id is not None:
-        rules += [f"start: TEXT ({opening} {calls})?", _TEXT]
-    elif marker:
-        # Lazy: text ends with the first marker in it, and a call must follow.
-        rules += [
-            f"start: TEXT | open {_literal(format.before)} {calls}",
-            f"open[lazy]: TEXT {marker}",
-            _TEXT,
-        ]
     else:
-        # What begins as a call of a known function must go on as one.
-        rules += ["start: TEXT | " + " | ".join(f"open{i} rest{i}" for i in range(len(functions))), _TEXT]
-        rules += [
-            rf'open{i}[lazy]: /[ \n]*\{{[ \n]*"name"[ \n]*:[ \n]*"{re.escape(function.name)}"/'
-            for i, function in enumerate(functions)
-        ]
+        rules += [_TEXT, *_freely(functions, f"{_literal(format.before)} {calls}", marker)]
     rules.append("call: " + " | ".join(f"call{i} rest{i}" for i in range(len(functions))))
-    end = _literal(format.after)
     for i, function in enumerate(functions):
         rules += [
             f'call{i}: WS "{{" WS "\\"name\\"" WS ":" WS {json.dumps(json.dumps(function.name))}',
-            f'rest{i}: WS "," WS "\\"{format.arguments}\\"" WS ":" WS args{i} WS "}}" {end}',
+            f"rest{i}: bare{i} {_literal(format.after)}",
+            f'bare{i}: WS "," WS "\\"{format.arguments}\\"" WS ":" WS args{i} WS "}}"',
             f"args{i}: %json {function.schema}",
         ]
     return Source(format="lark", text="\n".join(rules))
 
 
+def _freely(functions: Sequence[Function], calls: str, marker: str) -> list[str]:
+    """Rules for text, calls after text, or a call without a marker.
+
+    Lazy tokens end where they first can: text with the first marker in it, after which `calls` must follow;
+    and what begins as a call of a known function must go on as one.
+    """
+    ways = ["TEXT", *(f'lead{i} bare{i} (WS "```")?' for i in range(len(functions)))]
+    rules = [
+        rf'lead{i}[lazy]: /[ \n]*(```(json)?[ \n]*)?\{{[ \n]*"name"[ \n]*:[ \n]*"{re.escape(function.name)}"/'
+        for i, function in enumerate(functions)
+    ]
+    if marker.startswith("<"):
+        ways.append(f"TEXT? {marker} {calls}")
+    elif marker:
+        ways.append(f"open {calls}")
+        rules.append(f"open[lazy]: TEXT {marker}")
+    return ["start: " + " | ".join(ways), *rules]
+
+
+def _quoted(text: str) -> str:
+    """Lark for a text of the form; nothing for none."""
+    return json.dumps(text) if text else ""
+
+
 def _literal(text: str | None) -> str:
-    """Lark for a text of the form and the blanks around it."""
+    """The same, and blanks before it."""
     return f"WS {json.dumps(text.strip())}" if text is not None and text.strip() else ""
 
 

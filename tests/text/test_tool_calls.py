@@ -150,11 +150,20 @@ def test_after_a_marker_in_text_only_a_valid_call_may_come(grammars: Grammars, f
     assert num_taken(grammar, begun + " hello") <= len(begun) + 1
 
 
-def test_without_a_marker_what_begins_as_a_known_call_goes_on_as_one(grammars: Grammars) -> None:
-    grammar = grammar_of(grammars, LLAMA, content="")
-    begun = '{"name": "get.weather"'
+BARE = {"bare": "{}", "in a fence": "```\n{}\n```", "in a fence of JSON": "```json\n{}\n```"}
+
+
+@pytest.mark.parametrize("format", ALL, ids=lambda format: format.name)
+@pytest.mark.parametrize("frame", BARE.values(), ids=BARE.keys())
+def test_what_begins_as_a_call_of_a_known_function_goes_on_as_one(
+    grammars: Grammars, format: ToolFormat, frame: str
+) -> None:
+    grammar = grammar_of(grammars, format, content="")
+    assert takes(grammar, frame.format(LLAMA.written([PARIS]).replace("parameters", format.arguments)))
+    begun = frame.partition("}")[0] + '"name": "get.weather"'
     assert num_taken(grammar, begun + " hello") == len(begun) + 1
-    assert takes(grammar, 'As in {"name": "get.weather" hello')
+    assert takes(grammar, "As in " + begun + " hello")
+    assert takes(grammar, frame.format('{"name": "weather", "x": 1}'))
 
 
 # -- parsing -------------------------------------------------------------------------------------------------
@@ -195,6 +204,15 @@ def test_what_is_written_is_found_however_it_is_cut(format: ToolFormat, cuts: li
         assert pieces_of(format, format.written([PARIS, STOP, PARIS]), cuts) == found(PARIS, STOP, PARIS)
 
 
+@pytest.mark.parametrize("format", ALL, ids=lambda format: format.name)
+@pytest.mark.parametrize("frame", BARE.values(), ids=BARE.keys())
+@given(cuts=CUTS)
+def test_a_reply_that_is_one_call_needs_no_marker(format: ToolFormat, frame: str, cuts: list[int]) -> None:
+    text = frame.format(LLAMA.written([PARIS]).replace("parameters", format.arguments))
+    assert pieces_of(format, text, cuts) == found(PARIS)
+    assert pieces_of(format, text + "\nThat is it.", cuts) == [*found(PARIS), Content("That is it.")]
+
+
 @pytest.mark.parametrize("format", MARKED, ids=lambda format: format.name)
 @given(cuts=CUTS)
 def test_text_before_calls_is_content(format: ToolFormat, cuts: list[int]) -> None:
@@ -210,6 +228,9 @@ NO_CALLS = {
     "arguments that are no object": (HERMES, '<tool_call>{"name": "stop-it", "arguments": 5}</tool_call>'),
     "cut off": (HERMES, 'x <tool_call>{"name": "stop-it", "argum'),
     "blanks": (HERMES, "\n\n<tool_call>\n\n\n"),
+    "another language": (HERMES, "```python\nprint()\n```"),
+    "JSON of another kind": (HERMES, '```json\n{"city": "Paris"}\n```'),
+    "two fences": (HERMES, "``````"),
     "JSON": (LLAMA, '{"name": "rm", "parameters": {}}'),
     "text and JSON": (LLAMA, 'So: {"name": "stop-it", "parameters": {}}'),
     "a list": (MISTRAL, '[TOOL_CALLS] {"name": "stop-it"}'),

@@ -2,16 +2,20 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from grammar_rig import compiled, num_taken, takes
+from grammar_rig import compiled, ids_of, num_taken, takes
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_vocabularies import merged_metadata
 
 from legato.errors import RequestError
 from legato.text.chat import BUILTIN_TEMPLATES, ChatTemplate, Message
+from legato.text.detokenizer import Detokenizer
 from legato.text.grammar import Grammar, Grammars
+from legato.text.tokenizer import tokenizer_from_gguf
 from legato.text.tool_call_parser import Arguments, Call, Content, Piece, ToolCallParser
 from legato.text.tool_calls import (
     FORMATS,
@@ -164,6 +168,33 @@ def test_what_begins_as_a_call_of_a_known_function_goes_on_as_one(
     assert num_taken(grammar, begun + " hello") == len(begun) + 1
     assert takes(grammar, "As in " + begun + " hello")
     assert takes(grammar, frame.format('{"name": "weather", "x": 1}'))
+
+
+def test_a_marker_that_is_a_special_token_comes_as_that_token(grammars: Grammars) -> None:
+    """As Mistral's [TOOL_CALLS]: its name spelled out is text, and no call follows it."""
+    tokenizer = tokenizer_from_gguf(merged_metadata())
+    marker_id = tokenizer.special_id("<|im_start|>")
+    assert marker_id is not None
+    assert tokenizer.special_id("hello") is None
+    special = Grammars(tokenizer, tokenizer.vocab_size)
+    format = replace(MISTRAL, marker="<|im_start|>")
+    functions = [Function(name="stop-it", schema=grammars.json_text({"type": "object"}, strict=True))]
+
+    def allowed(content: str | None, text: str) -> set[int]:
+        source = calls_source(format, functions, content=content, parallel=True, marker_id=marker_id)
+        ids = tokenizer.encode(text, add_special_tokens=False, parse_special=True)
+        return set(ids_of(compiled(special, source).matcher().mask(ids)))
+
+    assert allowed(None, "") == {marker_id}
+    assert {marker_id, *tokenizer.eos_ids} < allowed("", "hello w")
+    opening = tokenizer.encode("[", add_special_tokens=False)[0]
+    assert opening in allowed("", "hello w<|im_start|>")
+    assert not allowed("", "hello w<|im_start|>") & tokenizer.eos_ids
+    assert not allowed("", '<|im_start|>[{"name": "') & {marker_id, *tokenizer.eos_ids}
+    shown = Detokenizer(tokenizer, shown={marker_id})
+    assert "".join(map(shown.push, [marker_id, opening])) == "<|im_start|>["
+    hidden = Detokenizer(tokenizer)
+    assert "".join(map(hidden.push, [marker_id, opening])) == "["
 
 
 # -- parsing -------------------------------------------------------------------------------------------------

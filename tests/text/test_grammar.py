@@ -50,11 +50,15 @@ class TestMatcher:
     def test_a_mask_is_a_function_of_the_tokens_alone(self, grammars: Grammars) -> None:
         """Asked in any order, with jumps and repetitions, as after a preemption or in a replay."""
         grammar = compiled(grammars, json_source(grammars.json_text({"type": "object"}, strict=True)))
-        ids = b'{"name": ["x\\n", 5, {"a": null}], "b": -1.5}'
-        expected = [grammar.matcher().mask(ids[:i]) for i in range(len(ids) + 1)]
+        texts = (
+            b'{"name": ["x\\n", 5, {"a": null}], "b": -1.5}',
+            b'{"other": "text", "of": ["its", "kind"]}',
+        )
+        beginnings = [text[:i] for text in texts for i in range(len(text) + 1)]
+        expected = [grammar.matcher().mask(beginning) for beginning in beginnings]
         once, rng = grammar.matcher(), random.Random(1)
-        for i in [*range(len(ids) + 1), *(rng.randrange(len(ids) + 1) for _ in range(100))]:
-            assert once.mask(ids[:i]) == expected[i]
+        for i in [*range(len(beginnings)), *(rng.randrange(len(beginnings)) for _ in range(200))]:
+            assert once.mask(beginnings[i]) == expected[i]
 
     def test_replies_of_one_request_do_not_disturb_each_other(self, grammars: Grammars) -> None:
         grammar = compiled(grammars, choice_source(["abc", "xyz"]))

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -75,6 +76,11 @@ class ModelSettings(Section):
     )
     chat_template: str | None = Field(
         default=None, description="A built-in name, a .jinja file or a template, instead of the model's own."
+    )
+    generation_config: Literal["auto", "none"] = Field(
+        default="auto",
+        description="What a request gets that does not say how to sample. auto: what the model's "
+        "generation_config.json says. none: OpenAI's defaults.",
     )
     max_model_len: int | None = Field(
         default=None,
@@ -224,10 +230,13 @@ def alias_of(field: FieldInfo) -> str | None:
     return next((entry.name for entry in field.metadata if isinstance(entry, Alias)), None)
 
 
-def load_settings(file: Path | None, overrides: Mapping[str, object]) -> Settings:
+def load_settings(
+    file: Path | None, overrides: Mapping[str, object], origins: Mapping[str, str] = MappingProxyType({})
+) -> Settings:
     """Settings from runtime.toml, if given, with `overrides` (name -> value) on top.
 
-    Raises `ConfigError`, one line, naming the file or the setting, the value and what is allowed.
+    `origins` says of an override where it came from, such as `--port` or `LEGATO_PORT`. Raises `ConfigError`,
+    one line: where the value came from (or the file and the setting), what is allowed, the value.
     """
     tables = {} if file is None else _read_toml(file)
     merged: dict[str, object] = dict(tables)
@@ -247,8 +256,15 @@ def load_settings(file: Path | None, overrides: Mapping[str, object]) -> Setting
         message, given = "no such setting", ""
     elif first["type"] == "model_type":
         message = "not a table"
-    where = "settings" if file is None or place[-1] in overrides else str(file)
-    raise ConfigError(f"{where}: {'.'.join(place)}: {message}{given}", param=place[-1])
+    # A fault of settings that do not go together stands at their table, and its message has their names.
+    named = set(place[1:] or re.findall(r"\w+", message))
+    at_fault = [
+        origins.get(name, f"{section}.{name}")
+        for section, name, _ in fields()
+        if name in named and name in overrides
+    ]
+    where = ", ".join(at_fault) or f"{file or 'settings'}: {'.'.join(place)}"
+    raise ConfigError(f"{where}: {message}{given}", param=place[-1])
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

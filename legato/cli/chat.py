@@ -8,7 +8,7 @@ from rich.markup import escape
 from legato.cli.load import load_llm
 from legato.config import Settings
 from legato.core.request import SamplingParams
-from legato.errors import ConfigError, RequestError, StepError
+from legato.errors import RequestError, StepError
 
 with contextlib.suppress(ImportError):  # not on every system; gives `input` line editing and a history
     import readline  # noqa: F401
@@ -18,13 +18,9 @@ HELP = "An empty line or Ctrl-D ends the conversation, /new starts over."
 
 def talk(settings: Settings, system: str | None, max_tokens: int, temperature: float) -> None:
     """Read a line, stream the answer, remember both."""
-    llm = load_llm(settings, alone=True)
+    llm = load_llm(settings, alone=True, for_chat=True)
     template = llm.built.chat_template
-    if template is None:
-        raise ConfigError(
-            f"{llm.built.name} is a base model without a chat template; give one with --chat-template, use "
-            "`legato generate`, or a model made for it: legato chat qwen2.5-coder-1.5b-instruct"
-        )
+    assert template is not None
     console = Console()
     console.print(f"[bold]{escape(llm.built.name)}[/bold]. {HELP}")
     start: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []

@@ -11,12 +11,12 @@ from legato.config import Settings
 from legato.engine.llm import LLM
 
 
-def load_llm(settings: Settings, *, alone: bool = False) -> LLM:
+def load_llm(settings: Settings, *, alone: bool = False, for_chat: bool = False) -> LLM:
     """The model of the settings, ready for offline use; `alone` for one request at a time, with memory for
-    no more."""
+    no more; `for_chat` only if it has a chat template."""
     engine = settings.engine.model_copy(update={"max_running": 1}) if alone else settings.engine
     with stages() as progress:
-        return LLM.load(settings.model, engine, cache_dir=cache_dir(), progress=progress)
+        return LLM.load(settings.model, engine, cache_dir=cache_dir(), progress=progress, for_chat=for_chat)
 
 
 @contextmanager

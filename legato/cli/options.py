@@ -16,6 +16,8 @@ from legato.errors import ConfigError
 
 DEFAULT_FILE = Path("runtime.toml")
 
+_CONTEXT = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+
 
 def takes_settings(
     *sections: str, model_argument: bool, without: tuple[str, ...] = ()
@@ -30,15 +32,22 @@ def takes_settings(
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
 
-        def command(**values: Any) -> None:
+        def command(context: typer.Context, **values: Any) -> None:
             file = values.pop("config")
             given = {name: values.pop(name) for name in offered}
             overrides = {name: value for name, value in given.items() if value is not None}
             if file is None and DEFAULT_FILE.is_file():
                 file = DEFAULT_FILE
-            function(load_settings(file, overrides), **values)
+            origins = {name: _origin(name, context, model_argument) for name in overrides}
+            settings = load_settings(file, overrides, origins)
+            try:
+                function(settings, **values)
+            except ConfigError as error:  # a value that only this machine or model refuses
+                if error.param not in origins:
+                    raise
+                raise ConfigError(f"{error.message} ({origins[error.param]})", param=error.param) from error
 
-        parameters = [*own, *_parameters(offered, model_argument)]
+        parameters = [_CONTEXT, *own, *_parameters(offered, model_argument)]
         command.__name__ = function.__name__
         command.__doc__ = function.__doc__
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -46,6 +55,22 @@ def takes_settings(
         return command
 
     return decorate
+
+
+def _origin(name: str, context: typer.Context, model_argument: bool) -> str:
+    """Where the value of a setting came from, as a user would name it."""
+    source = context.get_parameter_source(name)
+    if source is not None and source.name == "ENVIRONMENT":
+        return _variable(name)
+    return "MODEL" if name == "model" and model_argument else _flag(name)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _variable(name: str) -> str:
+    return f"LEGATO_{name.upper()}"
 
 
 def _parameters(offered: set[str], model_argument: bool) -> list[inspect.Parameter]:
@@ -67,13 +92,12 @@ def _parameters(offered: set[str], model_argument: bool) -> list[inspect.Paramet
 
 
 def _option(section: str, name: str, help: str, alias: str | None, default: object, flag: bool) -> Any:
-    dashed = name.replace("_", "-")
-    names = [f"--{dashed}/--no-{dashed}" if flag else f"--{dashed}"]
+    names = [f"{_flag(name)}/--no-{name.replace('_', '-')}" if flag else _flag(name)]
     if alias is not None:
-        names.append(f"--{alias.replace('_', '-')}")
+        names.append(_flag(alias))
     return typer.Option(
         *names,
-        envvar=f"LEGATO_{name.upper()}",
+        envvar=_variable(name),
         help=help,
         rich_help_panel=f"{section.capitalize()} settings",
         show_default=False if default is None else str(default),
@@ -99,7 +123,7 @@ def cache_dir() -> Path:
 
 def unknown_variables() -> list[str]:
     """LEGATO_* variables that mean nothing here: misspelled, or put there by others (Kubernetes does)."""
-    known = {f"LEGATO_{name.upper()}" for _, name, _ in fields()} | {"LEGATO_CONFIG", "LEGATO_CACHE_DIR"}
+    known = {_variable(name) for _, name, _ in fields()} | {"LEGATO_CONFIG", "LEGATO_CACHE_DIR"}
     return sorted(name for name in os.environ if name.startswith("LEGATO_") and name not in known)
 
 

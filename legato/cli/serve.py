@@ -67,6 +67,7 @@ def _service(built: Built, settings: Settings) -> Service:
         model_name=built.name,
         model_root=str(built.source),
         max_model_len=built.max_model_len,
+        sampling_defaults=built.sampling_defaults,
         takes_priority=settings.engine.policy == "priority",
         vocab_size=built.spec.vocab_size,
         metrics_text=lambda: (metrics.render(), CONTENT_TYPE),

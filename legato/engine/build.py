@@ -19,6 +19,11 @@ from legato.models.spec import ModelSpec
 from legato.runner.exactness import ExactnessReport
 from legato.runner.load import RunnerOptions, load_runner
 from legato.text.chat import ChatTemplate, load_template, template_from_folder, template_from_gguf
+from legato.text.sampling_defaults import (
+    SamplingDefaults,
+    sampling_defaults_from_folder,
+    sampling_defaults_from_gguf,
+)
 from legato.text.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
 
 KEPT_LOADS = 4
@@ -34,6 +39,8 @@ class Built:
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     """None for a base model: it has no chat format."""
+    sampling_defaults: SamplingDefaults
+    """What a request gets that does not say how to sample."""
     name: str
     """What the model is called in the API."""
     source: Path
@@ -55,10 +62,13 @@ def build(
     *,
     cache_dir: Path,
     progress: Callable[[str], None] = lambda _: None,
+    for_chat: bool = False,
 ) -> Built:
     """Load a model and build its engine. `progress` is told each stage in words.
 
-    Raises `ModelError` for the model's files and `ConfigError` for settings that do not go with it.
+    Raises `ModelError` for the model's files and `ConfigError` for settings that do not go with it; with
+    `for_chat` also for a model without a chat template. All that is wrong beside the weights is said before
+    they are read.
     """
     progress(f"finding {model.model}")
     files = resolve(model.model, cache_dir=cache_dir)
@@ -67,21 +77,14 @@ def build(
     progress(f"reading the tokenizer of {opened.name}")
     tokenizer = _tokenizer(opened, files.path)
     chat_template = _chat_template(model.chat_template, opened, files.path, tokenizer)
-    num_loads = KEPT_LOADS if engine.prefix_cache else 1
-    options = RunnerOptions(
-        device=engine.device,
-        threads=engine.threads,
-        dtype=model.dtype,
-        weights=model.weights,
-        attention=engine.attention,
-        kv_dtype=engine.kv_dtype,
-        block_size=engine.block_size,
-        num_blocks=engine.num_blocks,
-        kv_memory=engine.kv_memory,
-        useful_tokens=num_loads * engine.running_limit * max_model_len,
-        useful_why=f"{num_loads} x max_running x max_model_len tokens",
-    )
-    loaded = load_runner(opened, options, progress=progress)
+    if for_chat and chat_template is None:
+        raise ConfigError(
+            f"{opened.name} is a base model without a chat template; give one with --chat-template, use "
+            "`legato generate`, or a model made for it: qwen2.5-coder-1.5b-instruct",
+            param="chat_template",
+        )
+    sampling_defaults = _sampling_defaults(model.generation_config, opened, files.path)
+    loaded = load_runner(opened, _runner_options(model, engine, max_model_len), progress=progress)
     pool = BlockPool(loaded.runner.num_blocks, loaded.runner.block_size)
     capacity = pool.num_blocks * pool.block_size
     if model.max_model_len is not None and model.max_model_len > capacity:
@@ -96,6 +99,7 @@ def build(
         engine=Engine(scheduler, loaded.runner, clock=time.monotonic),
         tokenizer=tokenizer,
         chat_template=chat_template,
+        sampling_defaults=sampling_defaults,
         name=model.served_model_name or opened.name,
         source=files.path,
         spec=opened.spec,
@@ -105,8 +109,26 @@ def build(
             "prefill": f"{scheduler.prefill_policy}, at most {engine.max_batch_tokens} tokens a step",
             "order": f"{engine.policy}; admission by {engine.admission} need; "
             + ("prefixes shared" if engine.prefix_cache else "no prefixes shared"),
+            "sampling": f"{sampling_defaults} where a request does not say ({model.generation_config})",
             "context": f"at most {scheduler.config.max_model_len} tokens of prompt and reply",
         },
+    )
+
+
+def _runner_options(model: ModelSettings, engine: EngineSettings, max_model_len: int) -> RunnerOptions:
+    num_loads = KEPT_LOADS if engine.prefix_cache else 1
+    return RunnerOptions(
+        device=engine.device,
+        threads=engine.threads,
+        dtype=model.dtype,
+        weights=model.weights,
+        attention=engine.attention,
+        kv_dtype=engine.kv_dtype,
+        block_size=engine.block_size,
+        num_blocks=engine.num_blocks,
+        kv_memory=engine.kv_memory,
+        useful_tokens=num_loads * engine.running_limit * max_model_len,
+        useful_why=f"{num_loads} x max_running x max_model_len tokens",
     )
 
 
@@ -142,9 +164,18 @@ def _max_model_len(asked: int | None, spec: ModelSpec) -> int:
 
 def _tokenizer(opened: OpenedModel, path: Path) -> Tokenizer:
     if opened.gguf is None:
-        return tokenizer_from_folder(path)
+        return tokenizer_from_folder(path, opened.spec.vocab_size)
     with _in_file(path):
         return tokenizer_from_gguf(opened.gguf.metadata, opened.spec.vocab_size)
+
+
+def _sampling_defaults(asked: str, opened: OpenedModel, path: Path) -> SamplingDefaults:
+    if asked == "none":
+        return SamplingDefaults()
+    if opened.gguf is None:
+        return sampling_defaults_from_folder(path)
+    with _in_file(path):
+        return sampling_defaults_from_gguf(opened.gguf.metadata)
 
 
 def _chat_template(
@@ -153,12 +184,11 @@ def _chat_template(
     """The template asked for, or the model's own; None if there is neither."""
     if asked is not None:
         return _parse(load_template(asked), tokenizer)
-    gguf = opened.gguf
-    source = template_from_folder(path) if gguf is None else template_from_gguf(gguf.metadata)
-    if source is None:
-        return None
+    source = template_from_folder(path) if opened.gguf is None else None
     with _in_file(path):
-        return _parse(source, tokenizer)
+        if opened.gguf is not None:
+            source = template_from_gguf(opened.gguf.metadata)
+        return None if source is None else _parse(source, tokenizer)
 
 
 def _parse(source: str, tokenizer: Tokenizer) -> ChatTemplate:

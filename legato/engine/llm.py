@@ -60,11 +60,14 @@ class LLM:
         *,
         cache_dir: Path | None = None,
         progress: Callable[[str], None] = lambda _: None,
+        for_chat: bool = False,
     ) -> "LLM":
-        """Load a model by name, path or hub id. Raises `ModelError` or `ConfigError`."""
+        """Load a model by name, path or hub id. Raises `ModelError` or `ConfigError`; with `for_chat` also if
+        it has no chat template."""
         model = ModelSettings(model=model) if isinstance(model, str) else model
         cache_dir = cache_dir or Path.home() / ".cache" / "legato"
-        return cls(build(model, settings or EngineSettings(), cache_dir=cache_dir, progress=progress))
+        settings = settings or EngineSettings()
+        return cls(build(model, settings, cache_dir=cache_dir, progress=progress, for_chat=for_chat))
 
     def generate(
         self,

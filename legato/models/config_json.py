@@ -9,9 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from legato.models.json_object import JsonObject, read_json_object
 from legato.models.spec import (
     Activation,
     Family,
@@ -23,6 +21,7 @@ from legato.models.spec import (
     RopeSpec,
     YarnScaling,
 )
+from legato.text.json_object import JsonObject, read_json_object
 
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _SLIDES: dict[str, bool] = {"full_attention": False, "sliding_attention": True}
@@ -90,17 +89,15 @@ _MODEL_TYPES = {
 
 def spec_from_folder(folder: Path) -> ModelSpec:
     """The model that `folder`/config.json describes. Raises ModelError."""
-    path = folder / "config.json"
-    return spec_from_config(read_json_object(path), where=str(path))
+    return spec_from_config(read_json_object(folder / "config.json"))
 
 
-def spec_from_config(config: Mapping[str, Any], *, where: str) -> ModelSpec:
-    """The model that the JSON object `config` describes; `where` names its file in errors.
+def spec_from_config(keys: JsonObject) -> ModelSpec:
+    """The model that the content of a config.json describes.
 
     Of a Gemma 3 with vision only the text part is described. Raises ModelError for what is missing,
     nonsensical or not supported.
     """
-    keys = JsonObject(values=config, where=where)
     name = keys.choice("model_type", _MODEL_TYPES)
     model_type = _MODEL_TYPES[name]
     if keys.has("architectures") and keys.get("architectures") != [model_type.architecture]:
@@ -138,8 +135,9 @@ def _spec(keys: JsonObject, family: Family) -> ModelSpec:
     )
     obeys_attention_bias = family in ("llama", "qwen3", "gemma3") and keys.flag("attention_bias")
     activation = keys.choice("hidden_activation" if gemma else "hidden_act", _ACTIVATIONS)
-    if gemma and keys.get("use_bidirectional_attention"):
-        raise keys.error("use_bidirectional_attention", "false")
+    for key in ("use_bidirectional_attention", "rope_interleaved"):
+        if keys.get(key):
+            raise keys.error(key, "false")
     return ModelSpec(
         family=family,
         vocab_size=keys.integer("vocab_size"),

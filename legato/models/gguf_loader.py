@@ -6,6 +6,7 @@ neither the container (`gguf_file`) nor what the numbers are used for. Weights a
 library, piece by piece, so that the peak is the loaded model and a few MB.
 """
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,8 @@ from legato.models.spec import (
     RopeSpec,
     YarnScaling,
 )
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,9 +303,14 @@ def _check_names(file: GgufFile, expected: list[str]) -> None:
             f"{file.path}: {len(missing)} of {len(expected)} tensors are missing, first {missing[0]}"
         )
     known = set(expected)
-    extra = [name for name in file.tensors if name not in known and not _HARMLESS.fullmatch(name)]
+    beside = [name for name in file.tensors if name not in known]
+    extra = [name for name in beside if not _HARMLESS.fullmatch(name)]
     if extra:
         raise ModelError(f"{file.path}: {len(extra)} unexpected tensors, first {extra[0][:80]!r}")
+    if ignored := [name for name in beside if name != ROPE_FACTORS]:
+        _log.info(
+            "%s: %d tensors that change nothing are ignored, first %s", file.path, len(ignored), ignored[0]
+        )
 
 
 def _check_tensor(file: GgufFile, tensor: GgufTensor, shape: tuple[int, ...]) -> None:

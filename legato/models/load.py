@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from legato.models.config_json import spec_from_folder
 from legato.models.gguf_file import GgufFile
 from legato.models.gguf_loader import GgufWeights, spec_from_gguf
-from legato.models.safetensors_loader import load_safetensors
+from legato.models.safetensors_loader import SafetensorsWeights
 from legato.models.source import ModelFiles
 from legato.models.spec import ModelSpec
 
@@ -30,11 +29,11 @@ class OpenedModel:
     def gguf(self) -> GgufFile | None:
         return self.source if isinstance(self.source, GgufFile) else None
 
-    def weights(self, *, dtype: torch.dtype, device: torch.device) -> GgufWeights | dict[str, Tensor]:
+    def weights(self, *, dtype: torch.dtype, device: torch.device) -> GgufWeights | SafetensorsWeights:
         """Every tensor of the spec under Legato's name (`ModelSpec.tensor_shapes`). Raises ModelError."""
         if isinstance(self.source, GgufFile):
             return GgufWeights(self.source, self.spec, dtype=dtype, device=device)
-        return load_safetensors(self.source, self.spec, dtype=dtype, device=device)
+        return SafetensorsWeights(self.source, self.spec, dtype=dtype, device=device)
 
 
 def open_model(files: ModelFiles) -> OpenedModel:

@@ -1,11 +1,12 @@
 """From a folder of safetensors in Hugging Face form to the tensors that a `ModelSpec` asks for.
 
 Every tensor is accounted for before the first one is read: there, of the right shape, in a float type, and no
-unknown one beside it, so a model never starts half filled. It knows names and files, not what a decoder does.
+unknown one beside it, so a model never starts half filled. Then each is read when it is asked for, so that
+the peak is the loaded model and one tensor. It knows names and files, not what a decoder does.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,16 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from legato.errors import ModelError
-from legato.models.json_object import read_json_object
 from legato.models.spec import ModelSpec
+from legato.text.json_object import read_json_object
 
 _log = logging.getLogger(__name__)
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = ("F16", "BF16", "F32")
+ROWS_COMPARED = 4096
+MOST_NAMED = 20
+"""Missing files in one message."""
 
 # Where the decoder's tensors and the LM head stand: text models; Gemma 3 with vision, older and newer.
 _PLACES = (
@@ -64,28 +68,57 @@ class _Stored:
     shape: tuple[int, ...]
 
 
-def load_safetensors(
-    folder: Path, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device
-) -> dict[str, Tensor]:
-    """All tensors of `spec.tensor_shapes()`, copied out of the files to `device` in `dtype`.
+class SafetensorsWeights(Mapping[str, Tensor]):
+    """Every tensor of a spec under Legato's name, read when it is asked for and not kept."""
 
-    Norm gains are fp32 whatever `dtype` is. Where the embedding is tied, an LM head in the files is ignored.
-    Raises ModelError, naming file and tensor, for files that are missing, damaged, or do not fit `spec`.
-    """
-    stored = _survey(folder)
-    body, head = _place(stored)
-    published = {_published_name(name, spec, body, head): name for name in spec.tensor_shapes()}
-    ignored = {name for name in stored if name not in published and _is_ignorable(name, spec, head)}
-    _check(folder, spec, published, {name: stored[name] for name in stored if name not in ignored})
-    if head in ignored:
-        _warn_if_not_tied(stored, head, f"{body}embed_tokens.weight")
-    weights: dict[str, Tensor] = {}
-    for path in sorted({stored[name].path for name in published}):
+    def __init__(self, folder: Path, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> None:
+        """Tensors come as copies in `dtype` on `device`; norm gains are fp32 whatever `dtype` is.
+
+        Names, shapes and types of all are checked here, by the headers of the files. Where the embedding is
+        tied, an LM head in the files is ignored. Raises ModelError, naming file and tensor, for files that
+        are missing, damaged, or do not fit `spec`.
+        """
+        self._spec, self._dtype, self._device = spec, dtype, device
+        stored = _survey(folder)
+        body, head = _place(stored)
+        self._published = {name: _published_name(name, spec, body, head) for name in spec.tensor_shapes()}
+        ignored = stored.keys() - set(self._published.values())
+        ignored = {name for name in ignored if _is_ignorable(name, spec, head)}
+        self._stored = {name: tensor for name, tensor in stored.items() if name not in ignored}
+        _check(folder, spec, self._published, self._stored)
+        if head in ignored:
+            _warn_if_not_tied(stored, head, f"{body}embed_tokens.weight")
+        if ignored:
+            _log.info(
+                "%s: %d tensors that change nothing are ignored, first %s",
+                folder,
+                len(ignored),
+                _shown(min(ignored)),
+            )
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Raises ModelError if the file cannot be read or the tensor holds numbers that are not finite."""
+        published = self._published[name]
+        path = self._stored[published].path
         with _opened(path) as file:
-            for name in sorted(published.keys() & file.keys()):
-                ours = published[name]
-                weights[ours] = _converted(ours, file.get_tensor(name), spec, dtype, device)
-    return weights
+            weight = _converted(name, file.get_tensor(published), self._spec, self._dtype, self._device)
+        # One bad number makes the sum bad, and a sum costs less than looking at each.
+        if not weight.sum(dtype=torch.float32).isfinite():
+            kind = str(weight.dtype).removeprefix("torch.")
+            raise ModelError(f"{path}: tensor {published} holds numbers that are not finite as {kind}")
+        return weight
+
+    def pop(self, name: str) -> Tensor:
+        """The tensor, which is no longer one of these then."""
+        weight = self[name]
+        del self._published[name]
+        return weight
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._published)
+
+    def __len__(self) -> int:
+        return len(self._published)
 
 
 def _survey(folder: Path) -> dict[str, _Stored]:
@@ -97,9 +130,12 @@ def _survey(folder: Path) -> dict[str, _Stored]:
         files = set(listed.values())
     else:
         raise ModelError(f"{folder}: has neither {_SINGLE} nor {_INDEX}")
-    present = {path.name for path in folder.glob("*.safetensors")}
+    present = {path.name for path in folder.glob("*.safetensors") if path.is_file()}
     if missing := sorted(files - present):
-        raise ModelError(f"{folder}: {_INDEX} names files that are missing: {', '.join(missing)}")
+        raise ModelError(
+            f"{folder}: {len(missing)} of the {len(files)} files that {_INDEX} names are missing (an "
+            f"incomplete download?): {', '.join(missing[:MOST_NAMED])}"
+        )
     if unused := sorted(present - files):
         _log.warning("%s: files that are no part of the model are ignored: %s", folder, ", ".join(unused))
     stored: dict[str, _Stored] = {}
@@ -107,24 +143,26 @@ def _survey(folder: Path) -> dict[str, _Stored]:
         with _opened(path) as file:
             for name in sorted(file.keys()):
                 if name in stored:
-                    raise ModelError(f"{path}: tensor {name} is also in {stored[name].path.name}")
+                    raise ModelError(f"{path}: tensor {_shown(name)} is also in {stored[name].path.name}")
                 header = file.get_slice(name)
                 stored[name] = _Stored(path, header.get_dtype(), tuple(header.get_shape()))
     for name, file_name in listed.items():
         if name not in stored or stored[name].path.name != file_name:
-            raise ModelError(f"{folder / file_name}: holds no tensor {name}, though {_INDEX} says so")
+            raise ModelError(f"{folder / file_name}: holds no tensor {_shown(name)}, though {_INDEX} says so")
     return stored
 
 
 def _read_index(path: Path) -> dict[str, str]:
     """Published tensor name -> name of the file in the same folder."""
-    weight_map = read_json_object(path).get("weight_map")
+    index = read_json_object(path)
+    weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelError(f"{path}: weight_map is missing or empty; it must map each tensor to a file")
+        raise index.error("weight_map", "an object that maps each tensor to a file")
     for tensor, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file:
+        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
             raise ModelError(
-                f"{path}: weight_map gives {tensor} the file {file!r:.100}; a plain name is needed"
+                f"{path}: weight_map gives {_shown(tensor)} the file {file!r:.100}; "
+                "the plain name of a .safetensors file is needed"
             )
     return weight_map
 
@@ -165,21 +203,24 @@ def _is_ignorable(name: str, spec: ModelSpec, head: str) -> bool:
 
 
 def _check(folder: Path, spec: ModelSpec, published: dict[str, str], stored: dict[str, _Stored]) -> None:
-    """Refuse types that are not plain floats, tensors missing or unknown, and wrong shapes, in this order."""
+    """Refuse types that are not plain floats, tensors missing or unknown, and wrong shapes, in this order.
+
+    `published`: Legato's name to the file's.
+    """
     for name, tensor in stored.items():
         if tensor.dtype not in _DTYPES:
             raise ModelError(
-                f"{tensor.path}: tensor {name} has type {tensor.dtype}; supported: {', '.join(_DTYPES)} "
-                "(quantized models as GGUF only)"
+                f"{tensor.path}: tensor {_shown(name)} has type {tensor.dtype}; "
+                f"supported: {', '.join(_DTYPES)} (quantized models as GGUF only)"
             )
     shapes = spec.tensor_shapes()
-    for name, ours in published.items():
+    for ours, name in published.items():
         if name not in stored:
             hint = ", and the config does not tie it to the embedding" if ours == "lm_head" else ""
             raise ModelError(f"{folder}: tensor {name} is missing{hint}; shape needed: {list(shapes[ours])}")
-    for name in sorted(stored.keys() - published.keys()):
-        raise ModelError(f"{stored[name].path}: tensor {name} is no part of a {spec.family} model")
-    for name, ours in published.items():
+    for name in sorted(stored.keys() - set(published.values())):
+        raise ModelError(f"{stored[name].path}: tensor {_shown(name)} is no part of a {spec.family} model")
+    for ours, name in published.items():
         if stored[name].shape != shapes[ours]:
             raise ModelError(
                 f"{stored[name].path}: tensor {name} has shape {list(stored[name].shape)}; "
@@ -198,11 +239,19 @@ def _converted(
 
 
 def _warn_if_not_tied(stored: dict[str, _Stored], head: str, embedding: str) -> None:
-    with _opened(stored[head].path) as first, _opened(stored[embedding].path) as second:
-        if not torch.equal(first.get_tensor(head).float(), second.get_tensor(embedding).float()):
-            _log.warning(
-                "%s: %s differs from %s and is ignored, since the config ties them",
-                stored[head].path,
-                head,
-                embedding,
-            )
+    ours, theirs = stored[head], stored[embedding]
+    if ours.shape == theirs.shape and ours.dtype in _DTYPES:
+        with _opened(ours.path) as first, _opened(theirs.path) as second:
+            parts = [file.get_slice(name) for file, name in ((first, head), (second, embedding))]
+            # A few rows at a time, since they are the biggest tensors of all.
+            starts = range(0, ours.shape[0], ROWS_COMPARED)
+            pieces = ([part[i : i + ROWS_COMPARED].float() for part in parts] for i in starts)
+            if all(torch.equal(*pair) for pair in pieces):
+                return
+    message = "%s: %s differs from %s and is ignored, since the config ties them"
+    _log.warning(message, ours.path, head, embedding)
+
+
+def _shown(name: str) -> str:
+    """A name from a file as a short part of one line."""
+    return name if name.isprintable() and len(name) <= 120 else repr(name[:100])

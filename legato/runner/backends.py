@@ -36,6 +36,18 @@ def start_threads(device: torch.device, progress: Progress) -> "Threads | None":
     return Threads(torch.get_num_threads(), progress=progress)
 
 
+def choose_activations(asked: str, spec: ModelSpec, device: torch.device) -> torch.dtype:
+    """The element type of activations. Raises `ConfigError` if what is asked for cannot work here."""
+    dtype = choose_dtype(asked, device)
+    if dtype == torch.float16 and spec.family == "gemma3":
+        raise ConfigError(
+            "dtype: float16 does not work for Gemma 3, whose activations pass its limit of 65504 and would "
+            "become infinite; auto, bfloat16 and float32 do",
+            param="dtype",
+        )
+    return dtype
+
+
 def choose_attention(
     asked: str, spec: ModelSpec, device: torch.device, threads: "Threads | None", progress: Progress
 ) -> tuple[AttentionBackend, str]:
@@ -64,20 +76,18 @@ def choose_weights(asked: str, spec: ModelSpec, device: torch.device, dtype: tor
         if problem is None:
             return asked, "asked for"
         raise ConfigError(f"weights: {asked} does not work here: {problem}", param="weights")
-    problems: list[str] = []
+    without: dict[str, list[str]] = {}  # what is in the way -> of which kinds
     for kind in ("w16", "fp16"):
         problem = _obstacle(kind, spec, device, dtype)
         if problem is None and kind == "w16":
             problem = _slowness()
         if problem is None:
-            return kind, "; ".join(["auto", *problems])
-        problems.append(f"no {kind}: {problem}")
+            return kind, "; ".join(["auto", *_in_words(without)])
+        without.setdefault(problem, []).append(kind)
+    why = "; ".join(_in_words(without))
     if device.type == "cpu":
-        logger.warning(
-            "weights: %s; dense is several times slower, and not bit-exact between schedules",
-            "; ".join(problems),
-        )
-    return "dense", "; ".join(problems)
+        logger.warning("weights: %s; dense is several times slower, and not bit-exact between schedules", why)
+    return "dense", why
 
 
 def choose_kv_dtype(
@@ -104,6 +114,10 @@ def layer_ops(
     from legato.models.projection_cpu import CpuOps
 
     return CpuOps(weights, threads, progress=progress)
+
+
+def _in_words(without: dict[str, list[str]]) -> list[str]:
+    return [f"no {' or '.join(kinds)}: {problem}" for problem, kinds in without.items()]
 
 
 def _obstacle(kind: str, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -36,6 +36,7 @@ class KVCache:
         """Raises ConfigError when the device cannot give the memory."""
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.dtype = dtype
         shape = (num_blocks, block_size, spec.num_kv_heads, spec.head_dim)
         try:
             self.layers = tuple(

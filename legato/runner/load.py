@@ -10,13 +10,14 @@ from legato.models.decoder import Decoder
 from legato.models.load import OpenedModel
 from legato.models.spec import ModelSpec
 from legato.runner.backends import (
+    choose_activations,
     choose_attention,
     choose_kv_dtype,
     choose_weights,
     layer_ops,
     start_threads,
 )
-from legato.runner.device import choose_dtype, describe_device
+from legato.runner.device import describe_device
 from legato.runner.kv_cache import KVCache, block_bytes, free_memory, size_blocks
 from legato.runner.runner import TorchRunner, choose_device
 
@@ -60,9 +61,9 @@ def load_runner(
     device = choose_device(options.device)
     if options.threads is not None and device.type == "cpu":
         torch.set_num_threads(options.threads)
-    dtype = choose_dtype(options.dtype, device)
-    dtype_name = str(dtype).removeprefix("torch.")
     spec = opened.spec
+    dtype = choose_activations(options.dtype, spec, device)
+    dtype_name = str(dtype).removeprefix("torch.")
     progress(f"loading {spec.num_layers} layers as {dtype_name} on {device}")
     weights, why = choose_weights(options.weights, spec, device, dtype)
     is_compiled = options.attention != "reference" or weights in ("w16", "w8")

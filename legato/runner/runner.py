@@ -6,12 +6,16 @@ from collections.abc import Callable
 import torch
 
 from legato.core.plan import StepPlan, StepResult
-from legato.errors import ConfigError
+from legato.errors import ConfigError, StepError
 from legato.models.decoder import Decoder
 from legato.runner.exactness import ExactnessCheck, ExactnessReport
 from legato.runner.inputs import build_inputs
 from legato.runner.kv_cache import KVCache
 from legato.runner.sampler import sample
+
+_FLOAT16_ENDS = (
+    "K and V are kept as float16, which ends at 65504: if they are larger, --kv-dtype float32 helps"
+)
 
 
 class TorchRunner:
@@ -46,7 +50,12 @@ class TorchRunner:
         logits = self._decoder.forward(
             inputs.token_ids, inputs.positions, inputs.batch, self._cache.layers, inputs.rows
         )
-        sampled = sample(logits, plan.sample)
+        try:
+            sampled = sample(logits, plan.sample)
+        except StepError as error:
+            if self._cache.dtype == torch.float16 and logits.isnan().any():
+                raise StepError(f"{error.message}; {_FLOAT16_ENDS}") from error
+            raise
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return StepResult(sampled, self._clock() - began)

@@ -24,6 +24,7 @@ def model_routes(service: Service) -> APIRouter:
         "root": service.model_root,
         "parent": None,
         "max_model_len": service.max_model_len,
+        "sampling_defaults": service.sampling_defaults.changed,
     }
 
     @router.get("/v1/models")

@@ -61,14 +61,18 @@ def sampling_params(
         raise RequestError(
             f"min_tokens: {body.min_tokens} is above the {max_tokens} tokens possible", param="min_tokens"
         )
+    said, defaults = body.model_fields_set, service.sampling_defaults
+    top_k = body.top_k if "top_k" in said else defaults.top_k
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=body.min_tokens,
-        temperature=body.temperature,
-        top_k=body.top_k if 0 < body.top_k < service.vocab_size else 0,
-        top_p=body.top_p,
-        min_p=body.min_p,
-        repetition_penalty=body.repetition_penalty,
+        temperature=body.temperature if "temperature" in said else defaults.temperature,
+        top_k=top_k if 0 < top_k < service.vocab_size else 0,
+        top_p=body.top_p if "top_p" in said else defaults.top_p,
+        min_p=body.min_p if "min_p" in said else defaults.min_p,
+        repetition_penalty=(
+            body.repetition_penalty if "repetition_penalty" in said else defaults.repetition_penalty
+        ),
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         seed=body.seed,

@@ -10,6 +10,7 @@ from legato.engine.async_engine import AsyncEngine
 from legato.errors import RequestError, UnavailableError
 from legato.text.chat import ChatTemplate
 from legato.text.grammar import Grammars
+from legato.text.sampling_defaults import SamplingDefaults
 from legato.text.tokenizer import Tokenizer
 from legato.text.tool_calls import ToolUse, tool_use
 
@@ -76,6 +77,8 @@ class Service:
     """Compiles the forms that replies must have."""
     tool_call_parser: str = "auto"
     """The form of tool calls: a name in `FORMATS`; auto for that of the chat template."""
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    """What a request gets that does not say how to sample."""
     takes_priority: bool = False
     """Whether requests may say how urgent they are."""
     metrics_text: Callable[[], tuple[bytes, str]]

@@ -15,7 +15,7 @@ from typing import Final
 from jinja2 import TemplateError, TemplateSyntaxError, meta
 
 from legato.errors import ConfigError, ModelError, RequestError
-from legato.text.folder_vocab import read_json
+from legato.text.json_object import read_json_object, read_small_file
 from legato.text.sandbox import Sandbox
 
 Message = dict[str, object]
@@ -37,7 +37,8 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise ModelError(f"chat template, line {error.lineno}: {error.message}") from error
         except Exception as error:  # what the compiler makes of a strange template is open
-            raise ModelError(f"chat template: {type(error).__name__}: {error}") from error
+            reason = " ".join(str(error).split())[:200]
+            raise ModelError(f"chat template: {type(error).__name__}: {reason}") from error
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._lock = Lock()
 
@@ -168,7 +169,7 @@ def load_template(name_or_path: str) -> str:
             f"no chat template {name_or_path!r}; give one of {names}, or a .jinja file", param="chat_template"
         )
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(f"chat template {path} cannot be read: {error}", param="chat_template") from error
 
@@ -188,21 +189,22 @@ def template_from_folder(folder: Path) -> str | None:
     one called "default".
     """
     path = folder / "chat_template.jinja"
-    try:
-        return path.read_text()
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
+    content = read_small_file(path)
+    if content is not None:
+        try:
+            return content.decode()
+        except UnicodeDecodeError as error:
+            raise ModelError(f"{path}: is not UTF-8 at byte {error.start}") from error
     for path in (folder / "chat_template.json", folder / "tokenizer_config.json"):
-        found = (read_json(path) or {}).get("chat_template")
+        keys = read_json_object(path, optional=True)
+        found = keys.get("chat_template")
         if isinstance(found, list):
-            named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
-            found = named.get("default")
+            named = [item for item in found if isinstance(item, dict)]
+            found = next((item.get("template") for item in named if item.get("name") == "default"), None)
         if isinstance(found, str):
             return found
         if found is not None:
-            raise ModelError(f"{path}: chat_template is of type {type(found).__name__}, not a text")
+            raise keys.error("chat_template", "a text, or a list of objects with name and template")
     return None
 
 

@@ -5,44 +5,29 @@ heed `add_bos_token` beside it either); which ids BOS and EOS are is spread over
 special_tokens_map.json, generation_config.json and config.json, all of them optional. Does not know models.
 """
 
-import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import tokenizers
 
 from legato.errors import ModelError
+from legato.text.json_object import JsonObject, read_json_object
 from legato.text.vocabulary import END_TEXTS, WORD_MARK, Vocabulary, byte_level_pieces, byte_token
 
-JsonObject = dict[str, object]
+_log = logging.getLogger(__name__)
 
 
-def read_json(path: Path) -> JsonObject | None:
-    """The JSON object in `path`, None if there is no such file; ModelError if it is damaged."""
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} holds a value of type {type(content).__name__}, not a JSON object")
-    return content
+def vocabulary_from_folder(folder: Path, num_ids: int | None = None) -> Vocabulary:
+    """Builds the vocabulary; ModelError names the file that is missing, damaged or not supported.
 
-
-def vocabulary_from_folder(folder: Path) -> Vocabulary:
-    """Builds the vocabulary; ModelError names the file that is missing, damaged or not supported."""
+    `num_ids`: rows of the model's embedding. It may have more (padding) or fewer than the tokenizer has
+    tokens: Gemma 3 1B has a token for images and no row for it. What has no row is no id of the vocabulary.
+    """
     path = folder / "tokenizer.json"
-    spec = read_json(path)
-    if spec is None:
-        raise ModelError(f"{path} is missing")
-    try:
-        parsing = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception for every fault of the file
-        raise ModelError(f"{path} is damaged: {error}") from error
-    parsing.no_truncation()
-    parsing.no_padding()
-
+    spec = read_json_object(path)
+    parsing = _parse(path)
     ids = parsing.get_vocab(with_added_tokens=True)
     added = parsing.get_added_tokens_decoder()
     texts = _texts(ids, path)
@@ -51,18 +36,21 @@ def vocabulary_from_folder(folder: Path) -> Vocabulary:
         pieces[id] = token.content.encode()
     special = {id for id, token in added.items() if token.special}
 
-    size, bos, eos = _ends(folder, ids, len(texts))
-    eos_ids = {*eos, *(id for id in special if texts[id] in END_TEXTS)}
-    bos_id = bos[0] if bos else None
-    eos_id = eos[0] if eos else None
-    prefix, suffix = _frame(parsing)
+    size = len(texts) if num_ids is None else num_ids
+    if size < len(texts):
+        _log.warning("%s: the model has no embedding for its tokens from id %d on", path, size)
+    bos, eos = _ends(folder, ids, size)
+    eos_ids = {*eos, *(id for id in special if texts[id] in END_TEXTS and id < size)}
+    prefix, suffix = _frame(parsing, path)
+    if max([*prefix, *suffix], default=0) >= size:
+        raise ModelError(f"{path}: puts ids around a text that the model does not have (0..{size - 1})")
     return Vocabulary(
         size=size,
         texts=texts,
         pieces=pieces,
         special=frozenset(special | eos_ids),
-        bos_id=bos_id,
-        eos_id=eos_id,
+        bos_id=bos[0] if bos else None,
+        eos_id=eos[0] if eos else None,
         eos_ids=frozenset(eos_ids),
         prefix=prefix,
         suffix=suffix,
@@ -71,21 +59,40 @@ def vocabulary_from_folder(folder: Path) -> Vocabulary:
     )
 
 
-def _ends(folder: Path, ids: Mapping[str, int], num_texts: int) -> tuple[int, list[int], list[int]]:
-    """The number of ids that the model has, its BOS ids and its EOS ids, the most trusted source first."""
-    config = read_json(folder / "config.json") or {}
-    numbered = [read_json(folder / "generation_config.json") or {}, config, config.get("text_config")]
-    tokenizer_config = read_json(folder / "tokenizer_config.json") or {}
-    named = [tokenizer_config, read_json(folder / "special_tokens_map.json") or {}]
+def _parse(path: Path) -> tokenizers.Tokenizer:
+    with _faults_of(path):
+        parsing = tokenizers.Tokenizer.from_file(str(path))
+    parsing.no_truncation()
+    parsing.no_padding()
+    return parsing
+
+
+@contextmanager
+def _faults_of(path: Path) -> Iterator[None]:
+    """What the library makes of a damaged file: a bare Exception, or a panic, which is not even that."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise ModelError(f"{path}: is damaged ({' '.join(str(error).split())[:200]})") from error
+
+
+def _ends(folder: Path, ids: Mapping[str, int], size: int) -> tuple[list[int], list[int]]:
+    """The model's BOS ids and EOS ids, the most trusted source first."""
+    config = read_json_object(folder / "config.json", optional=True)
+    generation_config = read_json_object(folder / "generation_config.json", optional=True)
+    numbered = [generation_config, config, config.section("text_config")]
+    tokenizer_config = read_json_object(folder / "tokenizer_config.json", optional=True)
+    named = [tokenizer_config, read_json_object(folder / "special_tokens_map.json", optional=True)]
     bos = _named_ids(named, "bos_token", ids)
     # "bos_token": null says that there is none, whatever number config.json has.
-    if "bos_token" not in tokenizer_config:
+    if "bos_token" not in tokenizer_config.values:
         bos += _numbered_ids(numbered, "bos_token_id")
     eos = [*_named_ids(named, "eos_token", ids), *_numbered_ids(numbered, "eos_token_id")]
-    size = max([num_texts, *_numbered_ids(numbered, "vocab_size")])
     if max([*bos, *eos], default=0) >= size:
         raise ModelError(f"{folder}: BOS and EOS ids {sorted({*bos, *eos})} are not all in 0..{size - 1}")
-    return size, bos, eos
+    return bos, eos
 
 
 def _texts(ids: Mapping[str, int], path: Path) -> list[str]:
@@ -130,7 +137,7 @@ def _pieces(texts: list[str], decoder: object, path: Path) -> list[bytes]:
     return pieces
 
 
-def _decoder_steps(decoder: object) -> Iterator[JsonObject]:
+def _decoder_steps(decoder: object) -> Iterator[Mapping[str, object]]:
     if not isinstance(decoder, dict):
         yield {"type": None}
     elif decoder.get("type") == "Sequence" and isinstance(decoder.get("decoders"), list):
@@ -152,9 +159,10 @@ def _plain_twin(parsing: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     return twin
 
 
-def _frame(parsing: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _frame(parsing: tokenizers.Tokenizer, path: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids that the post-processor puts before and after a text."""
-    encoding = parsing.encode("a", add_special_tokens=True)
+    with _faults_of(path):  # some show only in use
+        encoding = parsing.encode("a", add_special_tokens=True)
     is_text = [mask == 0 for mask in encoding.special_tokens_mask]
     if True not in is_text:
         return tuple(encoding.ids), ()
@@ -163,21 +171,26 @@ def _frame(parsing: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, .
 
 
 def _named_ids(sources: Sequence[JsonObject], key: str, ids: Mapping[str, int]) -> list[int]:
-    """Ids of the token texts under `key`, in the order of the sources."""
+    """Ids of the token texts under `key`, in the order of the sources; a text may be no token."""
     found = []
     for source in sources:
         value = source.get(key)
         text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str) and text in ids:
-            found.append(ids[text])
+        if isinstance(text, str):
+            found += [ids[text]] if text in ids else []
+        elif text is not None:
+            raise source.error(key, "a text, or an object with the text as its content")
     return found
 
 
-def _numbered_ids(sources: Sequence[object], key: str) -> list[int]:
-    """Numbers under `key`, each of which may be one number or a list of them."""
+def _numbered_ids(sources: Sequence[JsonObject], key: str) -> list[int]:
+    """Numbers under `key`, each of which may be one number or a list of them; a negative one means none."""
     found: list[int] = []
     for source in sources:
-        value = source.get(key) if isinstance(source, dict) else None
-        values = value if isinstance(value, list) else [value]
-        found += [number for number in values if type(number) is int and number >= 0]
+        value = source.get(key)
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        for number in values:
+            if type(number) is not int:
+                raise source.error(key, "an integer or a list of integers")
+            found += [number] if number >= 0 else []
     return found

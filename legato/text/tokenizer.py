@@ -123,6 +123,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, object], num_ids: int = 0) -> Tok
     return Tokenizer(vocabulary_from_gguf(metadata, num_ids))
 
 
-def tokenizer_from_folder(folder: Path) -> Tokenizer:
-    """The tokenizer in a Hugging Face model folder. ModelError names the file at fault."""
-    return Tokenizer(vocabulary_from_folder(folder))
+def tokenizer_from_folder(folder: Path, num_ids: int | None = None) -> Tokenizer:
+    """The tokenizer in a Hugging Face model folder, of a model with `num_ids` ids. ModelError names the file
+    at fault."""
+    return Tokenizer(vocabulary_from_folder(folder, num_ids))

@@ -71,9 +71,17 @@ def test_the_schema_is_printed(tmp_path: Path) -> None:
     [
         (["serve", "no/such/model.gguf"], {}, "no/such/model.gguf"),
         (["serve", "nonsense"], {}, "gemma3-270m"),
-        (["serve", "--device", "tpu"], {}, "tpu"),
-        (["serve", "--max-running", "0"], {}, "engine.max_running"),
-        (["serve", "--kv-memory", "lots"], {}, "engine.kv_memory"),
+        (["serve", "--device", "tpu"], {}, " (--device)"),
+        (["serve"], {"LEGATO_MAX_MODEL_LEN": "99999"}, "at most 32768 tokens (LEGATO_MAX_MODEL_LEN)"),
+        (["serve", "gemma3-270m", "--dtype", "float16"], {}, "float16 does not work for Gemma 3"),
+        (["serve", "--max-running", "0"], {}, "error: --max-running: "),
+        (["serve", "--max-num-seqs", "9"], {"LEGATO_MAX_RUNNING": "0", "LEGATO_PORT": "-1"}, "LEGATO_PORT: "),
+        (
+            ["serve", "--max-running", "9"],
+            {"LEGATO_MAX_BATCH_TOKENS": "8"},
+            "error: LEGATO_MAX_BATCH_TOKENS, --max-running: max_running (9) is above max_batch_tokens (8)",
+        ),
+        (["serve", "--kv-memory", "lots"], {}, "error: --kv-memory: not a size"),
         (["serve", "--kv-memory", "9999GiB"], {}, "GiB free"),
         (["serve", "--num-blocks", "99999999"], {}, "GiB free"),
         (["serve", "--config", "none.toml"], {}, "none.toml"),
@@ -139,10 +147,13 @@ def test_generate_prints_the_reply_and_nothing_else(tmp_path: Path, gemma_path: 
     assert piped.stdout == out.stdout
 
 
-def test_chat_with_a_base_model_says_why_not(tmp_path: Path, gemma_path: Path) -> None:
+def test_chat_with_a_base_model_says_why_not_before_it_loads_weights(
+    tmp_path: Path, gemma_path: Path
+) -> None:
     out = legato("chat", str(gemma_path), "--num-blocks", "64", cwd=tmp_path)
     assert out.returncode == 1
     assert "base model without a chat template" in out.stderr
+    assert "loading" not in out.stderr
 
 
 def test_chat_answers_with_a_template_that_is_given(tmp_path: Path, gemma_path: Path) -> None:

@@ -84,7 +84,10 @@ def nothing(folder: Path, gemma: Path) -> Path:  # noqa: ARG001
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (truncated_gguf, ["cut.gguf", "truncated"]),
+        (
+            truncated_gguf,
+            ["cut.gguf", "truncated: tensor 'token_embd.weight'", "the file has 20000000 bytes"],
+        ),
         (missing_shard, ["model-00002-of-00002.safetensors"]),
         (wrong_shape, ["model.safetensors", "model.layers.0.self_attn.q_proj.weight", "15"]),
         (unknown_architecture, ["config.json", "perceptron", "llama"]),
@@ -95,6 +98,7 @@ def nothing(folder: Path, gemma: Path) -> Path:  # noqa: ARG001
 def test_a_damaged_model_ends_the_start_with_one_line(
     tmp_path: Path, gemma_path: Path, make: Callable[[Path, Path], Path], words: list[str]
 ) -> None:
+    """F-01, F-04: before the server listens, so it was never ready."""
     model = make(tmp_path, gemma_path)
     out = legato("serve", str(model), "--num-blocks", "4", cwd=tmp_path)
     assert out.returncode == 1, out

@@ -1,6 +1,7 @@
 """The one table of settings: values, limits, sources, messages."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,24 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_settings_that_do_not_go_together_are_refused(overrides: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_settings(None, overrides)
+
+
+@pytest.mark.parametrize(
+    ("toml", "overrides", "start"),
+    [
+        ("[engine]\nmax_running = 0", {"port": 1}, r".*runtime\.toml: engine\.max_running: "),
+        ("[engine]\nmax_running = 9", {"max_running": 0}, r"--max-running: "),
+        ("[engine]\nmax_running = 9", {"max_batch_tokens": 8}, r"LEGATO_MAX_BATCH_TOKENS: max_running \(9\)"),
+        ("[engine]\nmax_running = 999", {"port": 1}, r".*runtime\.toml: engine: max_running \(999\)"),
+    ],
+)
+def test_an_error_names_where_the_value_came_from(
+    tmp_path: Path, toml: str, overrides: dict[str, object], start: str
+) -> None:
+    origins = {"max_running": "--max-running", "max_batch_tokens": "LEGATO_MAX_BATCH_TOKENS"}
+    with pytest.raises(ConfigError) as caught:
+        load_settings(write(tmp_path, toml), overrides, origins)
+    assert re.match(start, caught.value.message), caught.value.message
 
 
 def test_the_schema_describes_the_file() -> None:

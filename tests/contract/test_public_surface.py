@@ -15,7 +15,15 @@ def test_the_public_names() -> None:
 def test_the_settings_by_name() -> None:
     """A new or lost setting shows here; names are unique over all sections, for flags and variables."""
     names = {
-        "model": ["model", "served_model_name", "chat_template", "max_model_len", "dtype", "weights"],
+        "model": [
+            "model",
+            "served_model_name",
+            "chat_template",
+            "generation_config",
+            "max_model_len",
+            "dtype",
+            "weights",
+        ],
         "engine": [
             "max_batch_tokens",
             "prefill_chunk",

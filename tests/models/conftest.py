@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from tiny_models import SMALL, write_folder
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -15,7 +16,7 @@ from legato.attention.base import AttentionBatch, LayerCache
 from legato.attention.reference import ReferenceAttention
 from legato.models.config_json import spec_from_folder
 from legato.models.decoder import Decoder
-from legato.models.safetensors_loader import load_safetensors
+from legato.models.safetensors_loader import SafetensorsWeights
 
 
 class PagedModel:
@@ -86,7 +87,7 @@ def paged_model() -> type[PagedModel]:
 def load_decoder() -> Callable[..., Decoder]:
     def load(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
         spec = spec_from_folder(folder)
-        weights = load_safetensors(folder, spec, dtype=dtype, device=torch.device("cpu"))
+        weights = SafetensorsWeights(folder, spec, dtype=dtype, device=torch.device("cpu"))
         return Decoder(spec, weights, attention=ReferenceAttention())
 
     return load
@@ -110,3 +111,12 @@ def published_model() -> Callable[[str, dict[str, object]], PreTrainedModel]:
         return model
 
     return build
+
+
+@pytest.fixture(scope="session")
+def model_folder(
+    published_model: Callable[[str, dict[str, object]], PreTrainedModel],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A Llama as it lies on the hub. Not to be changed: copy it."""
+    return write_folder(tmp_path_factory.mktemp("folder") / "model", published_model("LlamaConfig", SMALL))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from legato.errors import ModelError
 from legato.models.config_json import spec_from_config, spec_from_folder
 from legato.models.spec import LinearScaling, Llama3Scaling, RopeSpec, YarnScaling
+from legato.text.json_object import JsonObject
 
 CLASSES = {
     "llama": "LlamaConfig",
@@ -196,7 +197,7 @@ SPARSE = {name: {**SIZES, "model_type": name} for name in CLASSES if name != "ge
 
 
 def read(config):
-    return spec_from_config(config, where="models/x/config.json")
+    return spec_from_config(JsonObject(values=config, where="models/x/config.json"))
 
 
 @pytest.mark.parametrize("config", (PUBLISHED | SPARSE).values(), ids=PUBLISHED | SPARSE)
@@ -319,6 +320,12 @@ REFUSED = {
         {**LLAMA_3_1_8B, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
         ["rope_scaling.type is 'dynamic'"],
     ),
+    "su": (with_rope(rope_type="su", short_factor=[1.0]), ["rope_scaling.rope_type is 'su'", "linear"]),
+    "proportional rope": (
+        {**QWEN_3_4B, "rope_parameters": {"rope_type": "proportional", "rope_theta": 5.0}},
+        ["rope_parameters.rope_type is 'proportional'"],
+    ),
+    "interleaved rope": ({**LLAMA_3_1_8B, "rope_interleaved": True}, ["rope_interleaved is True", "false"]),
     "rope is no object": ({**LLAMA_3_1_8B, "rope_scaling": 8}, ["rope_scaling is 8", "an object"]),
     "no factor": (with_rope(factor=None), ["rope_scaling.factor is None"]),
     "negative factor": (with_rope(factor=-8.0), ["rope_scaling.factor is -8.0"]),
@@ -370,7 +377,7 @@ def test_what_cannot_be_served_is_refused_in_one_line_with_file_key_and_value(co
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "cannot be read"),
+        (None, "is missing"),
         (b"", "not JSON"),
         (b'{"model_type": "llama"', "not JSON"),
         (b"\xff\xfe\x00", "not JSON"),

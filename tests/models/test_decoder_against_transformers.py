@@ -77,7 +77,19 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
         {**SIZES, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
     ),
     "qwen3": ("Qwen3Config", {**SIZES, "tie_word_embeddings": True}),
+    "qwen3_biases_linear_rope": (
+        "Qwen3Config",
+        {
+            **SIZES,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0},
+        },
+    ),
     "gemma3_text": ("Gemma3TextConfig", GEMMA),
+    "gemma3_text_biases_untied": (
+        "Gemma3TextConfig",
+        {**GEMMA, "num_hidden_layers": 2, "attention_bias": True, "tie_word_embeddings": False},
+    ),
     "gemma3_text_scaled_rope": (
         "Gemma3TextConfig",
         {**GEMMA, "num_hidden_layers": 2, "sliding_window_pattern": 2, "rope_parameters": SCALED_GEMMA_ROPE},

@@ -4,6 +4,7 @@ The files are made as llama.cpp's converter makes them (`tiny_gguf`), so a forgo
 with its 1 added twice or a wrong rotation shows as a difference (F-06, F-07, F-12, F-13, F-15, F-16, F-17).
 """
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,7 +27,7 @@ from legato.models.gguf_file import GgufFile
 from legato.models.gguf_loader import PIECE_ELEMENTS, GgufWeights, spec_from_gguf
 from legato.models.load import open_model
 from legato.models.rope import inverse_frequencies
-from legato.models.safetensors_loader import load_safetensors
+from legato.models.safetensors_loader import SafetensorsWeights
 from legato.models.source import ModelFiles
 from legato.models.spec import FrequencyFactors, ModelSpec
 
@@ -115,7 +116,7 @@ def test_spec_and_weights_equal_those_of_the_safetensors(
     # GGUF has one architecture for both families.
     assert spec == replace(expected, family="llama" if expected.family == "mistral" else expected.family)
     weights = load_fp32(file, spec)
-    published = load_safetensors(tmp_path, expected, dtype=torch.float32, device=CPU)
+    published = SafetensorsWeights(tmp_path, expected, dtype=torch.float32, device=CPU)
     assert weights.keys() == published.keys() == spec.tensor_shapes().keys()
     for tensor, weight in weights.items():
         # Adding Gemma's 1 to a gain rounds once, here as there.
@@ -269,10 +270,15 @@ def test_a_table_of_frequencies_beside_another_scaling_is_refused(llama: Content
     assert "has both rope_freqs.weight and rope scaling linear" in refusal(tmp_path, both)
 
 
-def test_a_helper_tensor_of_the_writing_program_is_skipped(llama: Contents, tmp_path: Path) -> None:
+def test_a_helper_tensor_of_the_writing_program_is_skipped_with_a_word(
+    llama: Contents, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F-16"""
     file = opened(tmp_path, llama.but(tensors={"blk.0.attn_rot_embd.weight": np.ones(8, np.float32)}))
     spec = spec_from_gguf(file)
-    assert load_fp32(file, spec).keys() == spec.tensor_shapes().keys()
+    with caplog.at_level(logging.INFO):
+        assert load_fp32(file, spec).keys() == spec.tensor_shapes().keys()
+    assert "1 tensors that change nothing are ignored, first blk.0.attn_rot_embd.weight" in caplog.text
 
 
 @settings(max_examples=150, deadline=None)

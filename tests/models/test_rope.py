@@ -13,8 +13,16 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from legato.models.config_json import spec_from_config
 from legato.models.rope import Rope, inverse_frequencies, rotate
 from legato.models.spec import FrequencyFactors, LinearScaling, RopeSpec
+from legato.text.json_object import JsonObject
 
 CPU = torch.device("cpu")
+
+
+def rope_of(config):
+    """The rope of the first layer of a config.json."""
+    return spec_from_config(JsonObject(values=config, where="config.json")).layers[0].rope
+
+
 LLAMA_3_1 = {
     "rope_type": "llama3",
     "rope_theta": 500_000.0,
@@ -49,7 +57,7 @@ PUBLISHED = {
 def test_scaled_frequencies_agree_with_the_published_formulas(parameters, head_dim):
     config = LlamaConfig(head_dim=head_dim, max_position_embeddings=131_072, rope_parameters=dict(parameters))
     expected, attention_factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, CPU)
-    spec = spec_from_config(config.to_dict() | {"model_type": "llama"}, where="config.json").layers[0].rope
+    spec = rope_of(config.to_dict() | {"model_type": "llama"})
     torch.testing.assert_close(inverse_frequencies(spec, head_dim).float(), expected, rtol=2e-6, atol=0)
     cos, _ = Rope(spec, head_dim, CPU)(torch.tensor([0]))
     torch.testing.assert_close(cos, torch.full((1, head_dim // 2), float(attention_factor)))
@@ -64,7 +72,7 @@ def test_an_original_length_beside_the_rope_parameters_wins_over_the_one_inside(
     )
     stored = config.to_dict()
     expected, _ = ROPE_INIT_FUNCTIONS["yarn"](config, CPU)
-    spec = spec_from_config(stored, where="config.json").layers[0].rope
+    spec = rope_of(stored)
     torch.testing.assert_close(inverse_frequencies(spec, 64).float(), expected, rtol=2e-6, atol=0)
 
 

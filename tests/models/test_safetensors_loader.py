@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from legato.errors import ModelError
 from legato.models.config_json import spec_from_folder
-from legato.models.safetensors_loader import load_safetensors
+from legato.models.safetensors_loader import SafetensorsWeights
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -32,7 +32,7 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
 def load(folder, dtype=torch.float32):
-    return load_safetensors(folder, spec_from_folder(folder), dtype=dtype, device=CPU)
+    return dict(SafetensorsWeights(folder, spec_from_folder(folder), dtype=dtype, device=CPU))
 
 
 def refusal(folder):
@@ -217,11 +217,12 @@ def test_a_tensor_that_is_not_in_the_shard_that_the_index_names_is_refused(shard
         (b"{", "not JSON"),
         (b"[]", "holds a JSON list"),
         (b"{}", "weight_map is missing"),
-        (b'{"weight_map": {}}', "weight_map is missing or empty"),
-        (b'{"weight_map": ["a"]}', "weight_map is missing or empty"),
+        (b'{"weight_map": {}}', "weight_map is"),
+        (b'{"weight_map": ["a"]}', "weight_map is"),
         (b'{"weight_map": {"a": 3}}', "weight_map gives a the file 3"),
-        (b'{"weight_map": {"a": "../../secret.safetensors"}}', "a plain name is needed"),
-        (b'{"weight_map": {"a": "/etc/passwd"}}', "a plain name is needed"),
+        (b'{"weight_map": {"a": "../../secret.safetensors"}}', "the plain name of a"),
+        (b'{"weight_map": {"a": "shard.bin"}}', "the plain name of a"),
+        (b'{"weight_map": {"a": "/etc/passwd"}}', "the plain name of a"),
     ],
 )
 def test_a_damaged_index_is_named(content, words, sharded):
@@ -278,12 +279,40 @@ def test_an_unknown_tensor_is_named(tensor, single):
     assert refusal(single) == f"{path}: tensor {tensor} is no part of a llama model"
 
 
-def test_stored_rotary_frequencies_are_ignored(single):
+def test_stored_rotary_frequencies_are_ignored_with_a_word(single, caplog):
     edit(
         single / "model.safetensors",
         lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}),
     )
-    assert load(single).keys() == spec_from_folder(single).tensor_shapes().keys()
+    with caplog.at_level(logging.INFO):
+        assert load(single).keys() == spec_from_folder(single).tensor_shapes().keys()
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    assert f"1 tensors that change nothing are ignored, first {name}" in caplog.text
+
+
+def test_all_is_checked_by_the_headers_and_each_tensor_is_read_when_it_is_asked_for(sharded):
+    spec = spec_from_folder(sharded)
+    weights = SafetensorsWeights(sharded, spec, dtype=torch.float32, device=CPU)
+    assert set(weights) == spec.tensor_shapes().keys()
+    embedding = weights.pop("embed")
+    assert embedding.shape == (40, 16)
+    assert "embed" not in weights
+    assert len(weights) == len(spec.tensor_shapes()) - 1
+    home = shard_with(sharded, DOWN)
+    home.unlink()
+    with pytest.raises(ModelError) as caught:
+        weights.pop("layers.1.down")
+    assert caught.value.message.startswith(f"{home}: not a whole safetensors file")
+
+
+def test_a_number_that_does_not_fit_in_the_type_asked_for_is_refused(single):
+    path = single / "model.safetensors"
+    edit(path, lambda tensors: tensors[DOWN].fill_(70_000.0))
+    assert load(single)["layers.1.down"].max() == 70_000
+    with pytest.raises(
+        ModelError, match=f"^{path}: tensor {DOWN} holds numbers that are not finite as float16"
+    ):
+        load(single, torch.float16)
 
 
 @pytest.mark.parametrize(
@@ -310,4 +339,4 @@ def test_a_folder_without_weights_is_refused(single):
     empty.mkdir()
     for folder in (empty, single / "absent", single / "config.json"):
         with pytest.raises(ModelError, match=r"has neither model\.safetensors nor"):
-            load_safetensors(folder, spec, dtype=torch.float32, device=CPU)
+            SafetensorsWeights(folder, spec, dtype=torch.float32, device=CPU)

@@ -12,7 +12,14 @@ from legato.errors import ConfigError
 from legato.models import projection_cpu
 from legato.models.projection import TorchOps
 from legato.models.projection_cpu import CpuOps
-from legato.runner.backends import WEIGHTS, choose_attention, choose_weights, layer_ops
+from legato.models.spec import Family
+from legato.runner.backends import (
+    WEIGHTS,
+    choose_activations,
+    choose_attention,
+    choose_weights,
+    layer_ops,
+)
 
 SPEC = replace(LLAMA, head_dim=32, intermediate_size=64)
 """A model that every kind of weights works for."""
@@ -70,7 +77,30 @@ def test_auto_falls_back_to_dense_by_name_with_a_warning(
 def test_16_bit_activations_are_dense() -> None:
     kind, why = choose_weights("auto", SPEC, CPU, torch.bfloat16)
     assert kind == "dense"
-    assert "no w16: it needs float32 on a cpu, this is bfloat16 on cpu" in why
+    assert why == "no w16 or fp16: it needs float32 on a cpu, this is bfloat16 on cpu"
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_float16_is_refused_for_gemma_3_alone(family: Family, dtype: str) -> None:
+    """F-18: its activations overflow, and it would answer with padding."""
+    spec = replace(SPEC, family=family)
+    if (family, dtype) == ("gemma3", "float16"):
+        with pytest.raises(ConfigError, match=r"^dtype: float16 does not work for Gemma 3, .* 65504"):
+            choose_activations(dtype, spec, CPU)
+    else:
+        name = "float32" if dtype == "auto" else dtype
+        assert choose_activations(dtype, spec, CPU) == getattr(torch, name)
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((7, 5), torch.float32), ((8, 0), torch.bfloat16)])
+def test_auto_is_never_float16_even_on_a_gpu_without_bfloat16(
+    capability: tuple[int, int], expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-18"""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    spec = replace(SPEC, family="gemma3")
+    assert choose_activations("auto", spec, torch.device("cuda")) == expected
 
 
 def test_what_cannot_work_is_refused_if_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

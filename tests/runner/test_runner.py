@@ -15,13 +15,14 @@ from runner_steps import (
     random_prompt,
     step,
     tiny_runner,
+    tiny_weights,
 )
 from torch import Tensor
 
 from legato.attention.reference import ReferenceAttention
 from legato.core.plan import ForwardBatch, ForwardSeq, SampleRow, StepPlan
-from legato.core.request import RequestId
-from legato.errors import ConfigError
+from legato.core.request import RequestId, SamplingParams
+from legato.errors import ConfigError, StepError
 from legato.models.decoder import Decoder
 from legato.models.linear import DenseLinear
 from legato.runner.kv_cache import KVCache
@@ -101,6 +102,32 @@ def test_elapsed_is_read_from_the_given_clock() -> None:
     seq = ForwardSeq(RequestId("a"), (1, 2), 0, (1,))
     plan = StepPlan(ForwardBatch((seq,)), (SampleRow(0, RequestId("a"), GREEDY, 0),))
     assert [runner.run(plan).elapsed for _ in range(2)] == [0.25, 0.25]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_values_too_large_for_a_float16_cache_end_with_a_word_on_the_remedy(dtype: torch.dtype) -> None:
+    """F-18: never a silent stream of nonsense. float32 holds the same numbers."""
+    weights = tiny_weights(LLAMA)
+    weights["layers.0.v"] *= 1e6
+    decoder = Decoder(LLAMA, weights, attention=ReferenceAttention())
+    cache = KVCache(LLAMA, num_blocks=4, block_size=4, dtype=dtype, device=CPU)
+    stream = Stream((1,), [7, 3])
+    if dtype == torch.float32:
+        assert len(complete(TorchRunner(decoder, cache), stream, 1).sampled) == 1
+        return
+    with pytest.raises(
+        StepError, match=r"^request a: .* nan; K and V are kept as float16.*--kv-dtype float32"
+    ):
+        complete(TorchRunner(decoder, cache), stream, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_choice_that_bans_every_token_has_nothing_to_do_with_the_cache(dtype: torch.dtype) -> None:
+    decoder = Decoder(LLAMA, tiny_weights(LLAMA), attention=ReferenceAttention())
+    cache = KVCache(LLAMA, num_blocks=4, block_size=4, dtype=dtype, device=CPU)
+    everything = SamplingParams(max_tokens=9, min_tokens=9, stop_token_ids=frozenset(range(VOCAB)))
+    with pytest.raises(StepError, match=r"the highest logit is -inf$"):
+        complete(TorchRunner(decoder, cache), Stream((1,), [7, 3], everything), 1)
 
 
 def test_auto_device_is_the_accelerator_where_there_is_one() -> None:

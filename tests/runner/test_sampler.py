@@ -21,7 +21,7 @@ from transformers.generation.logits_process import (
 )
 
 from legato.core.plan import Sampled, SampleRow
-from legato.core.request import SamplingParams
+from legato.core.request import RequestId, SamplingParams
 from legato.errors import StepError
 from legato.runner.adjust import adjust, is_adjusted
 from legato.runner.draw import best, draw
@@ -218,7 +218,7 @@ def test_shares_are_half_open_and_tokens_without_weight_have_none(random: int, t
 def test_a_nucleus_wider_than_the_first_look_is_found() -> None:
     """Equal logits: the nucleus of 0.5 is exactly the lower half of 10,000 ids."""
     row = make_row(replace(DRAWN, top_p=0.5))
-    draws = [sample_one(torch.zeros(10_000), replace(row, num_generated=i)).token for i in range(300)]
+    draws = [sample_one(torch.zeros(10_000), row._replace(num_generated=i)).token for i in range(300)]
     assert max(draws) < 5_000
     assert min(draws) < 100
     assert max(draws) > 4_800
@@ -248,7 +248,7 @@ def test_stop_tokens_wait_for_the_minimum(temperature: float) -> None:
 def test_logits_that_allow_no_choice_name_the_request(value: float, kind: SamplingParams) -> None:
     logits = random_logits(3)
     logits[1, 40] = value
-    batch = [make_row(GREEDY), replace(make_row(kind), request_id="broken"), make_row(GREEDY)]
+    batch = [make_row(GREEDY), make_row(kind)._replace(request_id=RequestId("broken")), make_row(GREEDY)]
     with pytest.raises(StepError, match=f"request broken: .*{value}"):
         sample(logits, batch)
 

@@ -14,7 +14,7 @@ from sampler_oracle import make_row
 from torch import Tensor
 
 from legato.core.plan import Sampled, SampleRow
-from legato.core.request import SamplingParams
+from legato.core.request import RequestId, SamplingParams
 from legato.errors import StepError
 from legato.runner.adjust import adjust_rows
 from legato.runner.draw import best, draw, weigh
@@ -240,6 +240,6 @@ def test_a_top_p_of_one_keeps_even_what_fp64_cannot_count() -> None:
 def test_one_broken_row_among_rows_of_its_kind_is_named(kind: SamplingParams) -> None:
     logits = logits_like_a_model(6, 100, 0)
     logits[4, 99] = math.nan
-    batch = [replace(make_row(kind), request_id=f"number {i}") for i in range(6)]
+    batch = [make_row(kind)._replace(request_id=RequestId(f"number {i}")) for i in range(6)]
     with pytest.raises(StepError, match=r"request number 4: .*nan"):
         sample(logits, batch)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from server_rig import BOS, MAX_LEN, ScriptedRunner, ask, build_service, events_of, letters, spelled, usage_of
 
-from legato.text.chat import ChatTemplate
+from legato.text.chat import BUILTIN_TEMPLATES, ChatTemplate
 from legato.text.fake import FakeTokenizer
 
 USER = [{"role": "user", "content": "hi"}]
@@ -149,8 +149,22 @@ def test_a_base_model_says_how_to_get_a_chat_template(streamed: bool) -> None:
     assert "--chat-template" in response.json()["error"]["message"]
 
 
-def test_f_19_a_template_that_refuses_the_messages_is_the_clients_fault() -> None:
-    template = ChatTemplate("{{ raise_exception('roles must alternate') }}", bos_token="", eos_token="")
-    response = ask("/v1/chat/completions", {"messages": USER}, service=build_service(chat_template=template))
-    assert response.status_code == 400
-    assert "roles must alternate" in response.json()["error"]["message"]
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        ([*USER, *USER], "roles must alternate user/assistant, beginning with user"),
+        ([{"role": "system", "content": "secret"}, *USER], "no system here"),
+    ],
+)
+def test_f_19_a_template_that_refuses_the_messages_is_the_clients_fault(
+    messages: list[dict[str, str]], complaint: str, streamed: bool
+) -> None:
+    """The template's own message and nothing of its source or of the prompt, before any event."""
+    no_system = "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
+    template = ChatTemplate(no_system + BUILTIN_TEMPLATES["mistral"], bos_token="", eos_token="")
+    body = {"messages": messages, "stream": streamed}
+    response = ask("/v1/chat/completions", body, service=build_service(chat_template=template))
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "messages")
+    assert error["message"] == f"chat template: {complaint}"

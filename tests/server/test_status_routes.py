@@ -22,6 +22,7 @@ def test_the_model_card_has_what_load_generators_read() -> None:
         "root": "/models/fake",
         "parent": None,
         "max_model_len": MAX_LEN,
+        "sampling_defaults": {},
     }
 
 

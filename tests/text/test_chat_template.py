@@ -362,8 +362,8 @@ def test_a_model_folder_may_have_a_template(
 
 def test_a_damaged_template_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": 5}')
-    with pytest.raises(ModelError, match=r"tokenizer_config\.json: chat_template is of type int"):
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json: chat_template is 5"):
         template_from_folder(tmp_path)
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
-    with pytest.raises(ModelError, match=r"chat_template\.jinja cannot be read"):
+    with pytest.raises(ModelError, match=r"chat_template\.jinja: is not UTF-8"):
         template_from_folder(tmp_path)

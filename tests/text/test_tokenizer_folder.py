@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -78,6 +78,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 )
 def test_ids_and_texts_are_those_of_the_library(pair: tuple[Tokenizer, Any], text: str) -> None:
     ours, theirs = pair
+    assume(not any(special in text for special in SPECIAL))  # the library reads them, ours only where asked
     ids = ours.encode(text)
     assert ids == theirs.encode(text).ids
     whole = ours.decode(ids, skip_special=False)
@@ -123,7 +124,8 @@ def test_the_post_processor_says_what_stands_around_a_text(tmp_path: Path) -> No
         ({"special_tokens_map": {"bos_token": "<s>", "eos_token": {"content": "</s>"}}}, 1, 2, {2, 3}),
         ({"config": {"bos_token_id": 1, "text_config": {"eos_token_id": 2}}}, 1, 2, {2, 3}),
         ({"tokenizer_config": {"bos_token": None}, "config": {"bos_token_id": 1}}, None, None, {3}),
-        ({"tokenizer_config": {"eos_token": "no such token", "bos_token": 7}}, None, None, {3}),
+        ({"tokenizer_config": {"eos_token": "no such token", "bos_token": {}}}, None, None, {3}),
+        ({"generation_config": {"eos_token_id": None, "bos_token_id": -1}}, None, None, {3}),
     ],
 )
 def test_every_file_may_name_ids_that_end_a_reply(
@@ -136,7 +138,8 @@ def test_every_file_may_name_ids_that_end_a_reply(
 
 
 def test_ids_that_pad_the_embedding_matrix_add_no_text(tmp_path: Path) -> None:
-    tokenizer = write(tmp_path, byte_level(), config={"vocab_size": 10**12})
+    write(tmp_path, byte_level())
+    tokenizer = tokenizer_from_folder(tmp_path, 10**12)
     assert tokenizer.vocab_size == 10**12
     assert tokenizer.decode([10**12 - 1]) == ""
     assert (tokenizer.token_bytes(400, skip_special=False), tokenizer.special_text(400)) == (b"", "")
@@ -167,17 +170,17 @@ def test_truncation_and_padding_of_the_file_are_not_heeded(tmp_path: Path) -> No
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"tokenizer\.json is missing"):
+    with pytest.raises(ModelError, match=r"tokenizer\.json: is missing"):
         tokenizer_from_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "cannot be read"),
-        (b"\xff\xfe", "cannot be read"),
-        (b"[" * 100_000, "cannot be read"),
-        (b"[]", "holds a value of type list, not a JSON object"),
+        (b"", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "holds a JSON list, not an object"),
         (b"{}", "is damaged"),
         (b'{"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}', "is damaged"),
     ],
@@ -211,7 +214,7 @@ def test_decoders_that_look_beyond_one_token_are_refused(
 def test_damage_in_the_files_beside_it_is_refused_by_name(tmp_path: Path, name: str) -> None:
     byte_level().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / f"{name}.json").write_text("{")
-    with pytest.raises(ModelError, match=f"{name}.json cannot be read"):
+    with pytest.raises(ModelError, match=f"{name}.json: not JSON"):
         tokenizer_from_folder(tmp_path)
 
 

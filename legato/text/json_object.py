@@ -7,10 +7,11 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from legato.errors import ModelError
 
+MAX_BYTES = 2**28
+"""Of one file. The largest in use, tokenizer.json of vocabularies of 260,000 tokens, have 35 million."""
 _MOST = 2**31 - 1
 
 
@@ -58,6 +59,13 @@ class JsonObject:
             raise self.error(key, f"a number above {above:g}, at most {_MOST}")
         return float(value)
 
+    def number_within(self, key: str, least: float, most: float) -> float:
+        """A number from `least` to `most`."""
+        value = self.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise self.error(key, f"a number from {least:g} to {most:g}")
+        return float(value)
+
     def number_or_none(self, key: str) -> float | None:
         """As `number`; None for null and for absent."""
         return self.number(key) if self.has(key) else None
@@ -81,14 +89,35 @@ class JsonObject:
         return JsonObject(values={**defaults, **self.values}, where=self.where, prefix=self.prefix)
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in the file at `path`. Raises ModelError if it cannot be read or is something else."""
+def read_json_object(path: Path, *, optional: bool = False) -> JsonObject:
+    """The JSON object in the file at `path`; an empty one if `optional` and there is no such file.
+
+    Raises ModelError if it is missing, cannot be read or holds something else.
+    """
+    content = read_small_file(path)
+    if content is None:
+        if optional:
+            return JsonObject(values={}, where=str(path))
+        raise ModelError(f"{path}: is missing")
     try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror})") from error
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not JSON ({str(error)[:100]})") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path}: holds a JSON {type(value).__name__}, not an object")
-    return value
+    return JsonObject(values=value, where=str(path))
+
+
+def read_small_file(path: Path) -> bytes | None:
+    """The content of a file that is not the weights, None if there is none. Raises ModelError."""
+    try:
+        # Looked at before it is opened: opening a pipe would wait for ever, and a device may never end.
+        if path.exists() and not path.is_file():
+            raise ModelError(f"{path}: is {'a folder' if path.is_dir() else 'not a file'}")
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise ModelError(f"{path}: has {size} bytes; at most {MAX_BYTES} are read")
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror})") from error

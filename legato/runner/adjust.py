@@ -14,6 +14,10 @@ from torch import Tensor
 
 from legato.core.plan import SampleRow
 
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_OF_BYTE = np.where(_BITS, np.float32(0), np.float32(-np.inf))
+"""[256, 8]: what a byte of a mask adds to the logits of its tokens."""
+
 
 def is_adjusted(row: SampleRow) -> bool:
     """Whether this row needs a copy of its logits, for `adjust` or `forbid_others`."""
@@ -48,14 +52,15 @@ def adjust_rows(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
 
 
 def forbid_others(logits: Tensor, mask: bytes) -> None:
-    """Set the logits ([V]) of all tokens that are not in `mask` (see `Matcher.mask`) to -inf, in place."""
-    forbidden = np.invert(np.frombuffer(mask, dtype=np.uint8))
-    bits = np.unpackbits(forbidden, bitorder="little", count=len(logits)).view(np.bool_)
-    logits[8 * len(mask) :] = -torch.inf
-    if logits.device.type == "cpu":  # in a third of the time that torch takes
-        np.copyto(logits.numpy(), -np.inf, where=bits)
-    else:
-        logits.masked_fill_(torch.from_numpy(bits).to(logits.device), -torch.inf)
+    """Set the logits ([V]) of all tokens that are not in `mask` (see `Matcher.mask`) to -inf, in place.
+
+    By adding 0 or -inf, eight tokens for each byte: its time does not depend on how the mask looks.
+    """
+    vocab = len(logits)
+    data = np.frombuffer(mask, dtype=np.uint8)[: -(-vocab // 8)]
+    added = _OF_BYTE.take(data, axis=0, mode="clip").reshape(-1)[:vocab]  # "clip" spares a check of each byte
+    logits[len(added) :] = -torch.inf
+    logits[: len(added)] += torch.from_numpy(added).to(logits.device)
 
 
 def _stop_is_banned(row: SampleRow) -> bool:

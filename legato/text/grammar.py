@@ -102,7 +102,9 @@ def json_source(text: str) -> Source:
 
 def choice_source(choices: Sequence[str]) -> Source:
     """One of some texts."""
-    return Source(format="lark", text="start: " + " | ".join(json.dumps(choice) for choice in choices))
+    # One token of the grammar, an automaton: as rules, each would be followed by itself.
+    one_of = " | ".join(json.dumps(choice) for choice in choices)
+    return Source(format="lark", text=f"start: ONE\nONE: {one_of}")
 
 
 def regex_source(regex: str) -> Source:

@@ -5,6 +5,7 @@ nothing of vocabularies but their size.
 """
 
 import json
+import math
 import os
 import select
 import subprocess
@@ -52,7 +53,12 @@ class Trial:
 
     def __init__(self, *, num_ids: int, seconds: float, memory_bytes: int, limits: WorkLimits) -> None:
         """`num_ids` is how many token ids a grammar may name."""
-        self._first = {"num_ids": num_ids, "memory_bytes": memory_bytes, "limits": asdict(limits)}
+        self._first = {
+            "num_ids": num_ids,
+            "memory_bytes": memory_bytes,
+            "seconds": math.ceil(seconds) + 1,
+            "limits": asdict(limits),
+        }
         self._seconds = seconds
         self._memory_mib = memory_bytes >> 20
         self._process: subprocess.Popen[bytes] | None = None

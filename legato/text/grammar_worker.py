@@ -2,12 +2,13 @@
 crashes the library, costs this process and nothing else.
 
 Run as a script, and alone: it imports nothing of Legato. It reads one JSON object a line and answers each
-with one. The first is {"num_ids", "memory_bytes", "limits"}, the others are {"format", "text"}; answers have
-"error", "" for none, and "grammar", the text in the library's own form.
+with one. The first is {"num_ids", "memory_bytes", "seconds", "limits"}, the others are {"format", "text"};
+answers have "error", "" for none, and "grammar", the text in the library's own form.
 """
 
 import json
 import resource
+import signal
 import sys
 from collections.abc import Mapping
 
@@ -48,7 +49,9 @@ def main() -> None:
     limits = LLParserLimits(**first["limits"])
     print(json.dumps({"error": "", "grammar": ""}), flush=True)
     for line in sys.stdin:
+        signal.alarm(first["seconds"])  # ends this process, should nobody be left to do it
         print(json.dumps(tried(tokens, json.loads(line), limits)), flush=True)
+        signal.alarm(0)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def simulate(
         scheduler.commit(schedule)
         now += seconds(schedule)
         num_sampled = sum(run.last for run in schedule.runs)
-        for event in scheduler.complete(StepResult((TOKEN,) * num_sampled, 0.0)):
+        for event in scheduler.complete(StepResult((TOKEN,) * num_sampled, 0.0), 0.0):
             first.setdefault(event.request_id, now)
             last[event.request_id] = now
         steps, chunks = steps + 1, chunks + len(schedule.chunks)

@@ -77,7 +77,7 @@ def step(scheduler: Scheduler) -> tuple[float, float]:
     paused = time.perf_counter()
     result = StepResult((TOKEN,) * len(made.sample), 0.0)
     resumed = time.perf_counter()
-    scheduler.complete(result)
+    scheduler.complete(result, 0.0)
     return time.perf_counter() - resumed + paused - began, decided - began
 
 

@@ -58,6 +58,11 @@ class Alias:
     name: str
 
 
+def in_seconds(milliseconds: float | None) -> float | None:
+    """A time that may be missing."""
+    return None if milliseconds is None else milliseconds / 1000
+
+
 class Section(BaseModel):
     """One table of runtime.toml."""
 
@@ -102,10 +107,30 @@ class ModelSettings(Section):
 class EngineSettings(Section):
     """The step, and the memory behind it."""
 
-    max_batch_tokens: Annotated[int, Alias("max_num_batched_tokens")] = Field(
-        default=256,
+    tpot_target_ms: float | None = Field(
+        default=None,
+        gt=0,
+        le=3_600_000,
+        description="Longest gap between two tokens of a reply, in milliseconds: each step takes as much of "
+        "the waiting prompts as keeps to it. Requests may set their own. Default: no target.",
+    )
+    ttft_target_ms: float | None = Field(
+        default=None,
+        gt=0,
+        le=3_600_000,
+        description="Time to first token that is aimed at, in milliseconds; the metrics count who misses it. "
+        "Requests may set their own. Default: no target.",
+    )
+    calibrate: bool = Field(
+        default=True,
+        description="With tpot_target_ms, measure for some seconds at the first start what steps cost. "
+        "Without, the steps teach it as they come.",
+    )
+    max_batch_tokens: Annotated[int | None, Alias("max_num_batched_tokens")] = Field(
+        default=None,
         ge=1,
-        description="Token budget: the most tokens in one step, decodes and prompt chunks together.",
+        description="Token budget: the most tokens in one step, decodes and prompt chunks together. Default: "
+        "256, or 2048 with tpot_target_ms, which then decides below it.",
     )
     prefill_chunk: int | None = Field(
         default=None,
@@ -164,15 +189,22 @@ class EngineSettings(Section):
     )
 
     @property
+    def token_limit(self) -> int:
+        """`max_batch_tokens`, or its default."""
+        if self.max_batch_tokens is not None:
+            return self.max_batch_tokens
+        return 256 if self.tpot_target_ms is None else 2048
+
+    @property
     def running_limit(self) -> int:
         """`max_running`, or its default."""
-        return min(64, self.max_batch_tokens) if self.max_running is None else self.max_running
+        return min(64, self.token_limit) if self.max_running is None else self.max_running
 
     @model_validator(mode="after")
     def _go_together(self) -> "EngineSettings":
-        if self.running_limit > self.max_batch_tokens:
+        if self.running_limit > self.token_limit:
             raise ValueError(
-                f"max_running ({self.max_running}) is above max_batch_tokens ({self.max_batch_tokens}): "
+                f"max_running ({self.max_running}) is above max_batch_tokens ({self.token_limit}): "
                 "the decodes of all running requests must fit in one step"
             )
         if self.num_blocks is not None and self.kv_memory is not None:
@@ -190,6 +222,11 @@ class ServerSettings(Section):
         ge=1,
         description="Most replies that wait at once. A request for which there is no room gets 429 and the "
         "seconds after which to try again.",
+    )
+    sse_keep_alive: float = Field(
+        default=10.0,
+        ge=0,
+        description="Seconds of silence after which a stream sends a comment, to stay open. 0: never.",
     )
     shutdown_timeout: float = Field(
         default=30.0, ge=0, description="Seconds that running replies get to end after SIGTERM."

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from legato.core.block_pool import BlockPool
-from legato.core.events import Event, TokenEvent
+from legato.core.events import Event, FinishEvent, TokenEvent
 from legato.core.order import ORDERS
 from legato.core.plan import plan
 from legato.core.prefill import Chunked, FillBudget, PrefillPolicy, WholePrompt
@@ -91,7 +91,7 @@ class Player:
         if call["call"] == "fail":
             events = scheduler.fail("it broke")
         else:
-            events = scheduler.complete(self._runner.run(plan(scheduler, schedule)))
+            events = scheduler.complete(self._runner.run(plan(scheduler, schedule)), call["now"])
         scheduler.check()
         return {**_schedule(schedule), "events": _events((*expired, *events))}
 
@@ -171,6 +171,7 @@ def _events(events: Iterable[Event]) -> list[list[object]]:
         if isinstance(e, TokenEvent)
         else [e.request_id, e.reason.value]
         for e in events
+        if isinstance(e, TokenEvent | FinishEvent)
     ]
 
 

@@ -38,10 +38,14 @@ VICTIMS = "tests/core/test_victims.py::test_"
 LOOKUPS = "tests/core/test_lookups.py::test_"
 TERMS = "tests/server/test_terms.py::test_"
 ADMISSION = "tests/core/test_admission.py::test_"
+COST = "tests/core/test_cost.py::test_"
+BUDGET = "tests/core/test_budget.py::test_"
+TARGETS = "tests/metrics/test_targets.py::test_"
 INPUTS = "tests/runner/test_inputs.py::test_"
 EXACT = "tests/runner/test_exact_schedules.py::test_"
 INVARIANCE = "tests/runner/test_chunk_invariance.py::test_"
 PRODUCTS = "tests/kernels/test_integer_products.py::test_"
+SCORES = "tests/core/test_prompt_logprobs.py::"
 ALONE = "tests/kernels/test_rows_stand_alone.py::test_"
 CONSTRAINT = "tests/core/test_constraint.py::test_"
 GRAMMAR = "tests/text/test_grammar.py::"
@@ -59,7 +63,7 @@ MUTANTS = (
     Mutant(
         "a scheduler that trusts its policy with the budget",
         "legato/core/draft.py",
-        "if policy.whole and alone else min(remaining, self._budget)",
+        "if policy.whole and alone else min(remaining, left)",
         "if policy.whole and alone else remaining",
         SCHEDULER + "no_policy_can_break_the_budget_or_stop_the_engine",
     ),
@@ -144,7 +148,7 @@ MUTANTS = (
     Mutant(
         "an abort during a step frees blocks that the step still writes",
         "legato/core/scheduler.py",
-        "if in_step:",
+        "if any(run.request_id == sequence.id for run in runs):",
         "if not self:",
         SCHEDULER + "blocks_of_an_aborted_sequence_stay_held_while_a_step_writes_them",
     ),
@@ -186,9 +190,9 @@ MUTANTS = (
     ),
     Mutant(
         "a fully cached prompt computes nothing",
-        "legato/core/scheduler.py",
-        "(sequence.num_known - 1) // self.blocks.block_size + 1",
-        "sequence.num_known // self.blocks.block_size + 1",
+        "legato/core/sequence.py",
+        "return len(self.tokens) - 1\n",
+        "return len(self.tokens)\n",
         SHARING + "a_fully_cached_prompt_of_whole_blocks_still_computes_its_last_block",
     ),
     Mutant(
@@ -303,14 +307,14 @@ MUTANTS = (
     Mutant(
         "virtual time stands still",
         "legato/core/scheduler.py",
-        "self.virtual_time += max(share, AGEING * self.config.max_batch_tokens)",
+        "self.virtual_time += max(share, AGEING * schedule.budget)",
         "self.virtual_time += 0",
         ORDER + "a_giant_gets_on_under_a_stream_of_short_prompts",
     ),
     Mutant(
         "no share is kept for prompts that end",
         "legato/core/draft.py",
-        "kept = int(self._budget * self._scheduler.order.ending_share)",
+        "kept = int(most * self._scheduler.order.ending_share)",
         "kept = 0",
         ORDER + "a_share_of_each_step_is_kept_for_prompts_that_end_in_it",
     ),
@@ -378,7 +382,7 @@ MUTANTS = (
     Mutant(
         "the share for prompts that end leaves the first one crumbs",
         "legato/core/draft.py",
-        "kept = min(kept, self._budget - self._scheduler.config.min_chunk)",
+        "kept = min(kept, most - self._scheduler.config.min_chunk)",
         "kept = min(kept, self._budget)",
         ORDER + "the_first_in_the_order_gets_on_though_short_prompts_leave_only_crumbs",
     ),
@@ -482,6 +486,41 @@ MUTANTS = (
         ADMISSION + "only_blocks_that_nobody_else_holds_are_gained",
     ),
     Mutant(
+        "a prompt that is scored takes what is cached",
+        "legato/core/sequence.py",
+        "        if self.num_unscored:",
+        "        if False:",
+        SCORES + "test_e_03_a_cached_prefix_is_not_taken_and_the_second_run_scores_the_same",
+    ),
+    Mutant(
+        "a preempted prompt is scored twice",
+        "legato/core/sequence.py",
+        "first = max(start, len(prompt) - 1 - self.num_unscored)",
+        "first = start",
+        SCORES + "test_a_preemption_scores_nothing_twice",
+    ),
+    Mutant(
+        "a prompt token scored by its own position",
+        "legato/core/sequence.py",
+        "prompt[first + 1 : end + 1]",
+        "prompt[first:end]",
+        SCORES + "test_every_token_but_the_first_is_scored_once_whatever_the_chunks",
+    ),
+    Mutant(
+        "a request without a reply gets a token",
+        "legato/core/scheduler.py",
+        "if sequence.request.params.max_tokens:",
+        "if True:",
+        SCORES + "TestNoReply",
+    ),
+    Mutant(
+        "every slice scored against the first one's tokens",
+        "legato/runner/score.py",
+        "rows.targets[low - first :]",
+        "rows.targets",
+        "tests/runner/test_prompt_logprobs_exact.py::test_slices_do_not_change_a_bit_of_them",
+    ),
+    Mutant(
         "blocks that a victim shared with one other stay no gain",
         "legato/core/preemption.py",
         "if more or gain > missing:",
@@ -498,15 +537,15 @@ MUTANTS = (
     Mutant(
         "every reply teaches its length, the aborted ones too",
         "legato/core/scheduler.py",
-        "if reason in (FinishReason.STOP, FinishReason.LENGTH):",
-        "if reason:",
+        "if reason in (FinishReason.STOP, FinishReason.LENGTH) and",
+        "if reason and",
         ADMISSION + "only_replies_that_ended_by_their_own_rule_teach",
     ),
     Mutant(
         "an old deadline ends a new request",
         "legato/core/scheduler.py",
-        "if sequence is not None and sequence.number == number:",
-        "if sequence is not None:",
+        "if sequence is not None and sequence.number == deadline[1] else",
+        "if sequence is not None else",
         ADMISSION + "a_deadline_of_an_ended_request_does_not_end_another_with_its_id",
     ),
     Mutant(
@@ -515,6 +554,147 @@ MUTANTS = (
         "self._deadlines[0][0] <= now",
         "self._deadlines[0][0] < now",
         ADMISSION + "what_is_over_its_deadline_ends_before_any_work_is_done_for_it",
+    ),
+    # Of step costs, budgets and targets.
+    Mutant(
+        "pairs of query and key as if every chunk began at 0",
+        "legato/core/cost.py",
+        "pairs += (2 * start + length) * length",
+        "pairs += length * length",
+        COST + "pairs_do_not_depend_on_how_a_prompt_is_cut",
+    ),
+    Mutant(
+        "the pace is dropped",
+        "legato/core/cost.py",
+        "        return self.pace[shape.mix] * (",
+        "        return 1.0 * (",
+        COST + "a_shape_by_hand",
+    ),
+    Mutant(
+        "the pace of decodes alone for what is left beside them",
+        "legato/core/cost.py",
+        "        return seconds / mixed - ",
+        "        return seconds / self.pace[0] - ",
+        COST + "what_is_left_beside_decodes_is_what_chunks_add_to_them",
+    ),
+    Mutant(
+        "a negative price is kept",
+        "legato/core/least_squares.py",
+        "if found[worst] >= 0:",
+        "if found:",
+        COST + "the_solution_is_as_good_as_the_best_of_all_subsets",
+    ),
+    Mutant(
+        "samples never fade",
+        "legato/core/cost.py",
+        "KEEP = 0.9",
+        "KEEP = 1.0",
+        COST + "new_samples_take_the_place_of_old_ones_of_their_kind",
+    ),
+    Mutant(
+        "all kinds of steps fade together",
+        "legato/core/cost.py",
+        "kind = num_decodes.bit_length(), num_prefill.bit_length(), (context >> 10).bit_length()",
+        "kind = (context * 0,)",
+        COST + "hours_of_steady_decodes_do_not_make_it_forget_long_contexts",
+    ),
+    Mutant(
+        "outliers count in full",
+        "legato/core/cost.py",
+        "min(1.0, tolerated / residual) if residual else 1.0",
+        "1.0",
+        COST + "one_step_that_is_far_off_hardly_moves_a_prediction",
+    ),
+    Mutant(
+        "the pace follows every outlier",
+        "legato/core/cost.py",
+        "min(max(ratio, 1 / (1 + tolerated)), 1 + tolerated) ** PACE_STEP",
+        "ratio**PACE_STEP",
+        COST + "one_step_that_is_far_off_hardly_moves_a_prediction",
+    ),
+    Mutant(
+        "absolute errors",
+        "legato/core/cost.py",
+        "row = [x / seconds for x in",
+        "row = [x / 0.1 for x in",
+        COST + "prices_are_found_under_noise_and_outliers",
+    ),
+    Mutant(
+        "the usual error is that of all steps",
+        "legato/core/cost.py",
+        "tuple(self._errors)[-USUAL:]",
+        "tuple(self._errors)",
+        COST + "a_machine_that_becomes_slower_is_noticed_within_twenty_steps",
+    ),
+    Mutant(
+        "a step may be predicted to take no time",
+        "legato/core/cost.py",
+        'max(prices["step"], LEAST_STEP)',
+        'prices["step"]',
+        COST + "no_history_makes_a_price_negative_or_a_prediction_nothing",
+    ),
+    Mutant(
+        "the floor is ignored",
+        "legato/core/budget.py",
+        "fits = max(fits, self.floor)",
+        "fits = max(fits, 0)",
+        BUDGET + "the_floor_keeps_prompts_going_where_the_target_cannot_and_it_shows",
+    ),
+    Mutant(
+        "every chunk of a step gets the floor",
+        "legato/core/budget.py",
+        "        self.floor = 0\n",
+        "        self.floor += 0\n",
+        BUDGET + "the_floor_keeps_prompts_going_where_the_target_cannot_and_it_shows",
+    ),
+    Mutant(
+        "the knee while replies decode",
+        "legato/core/budget.py",
+        "if not decodes and self.target is not None:",
+        "if self.target is not None:",
+        BUDGET + "the_strictest_of_those_that_decode_rules",
+    ),
+    Mutant(
+        "the loosest target rules",
+        "legato/core/budget.py",
+        "target = min((seconds",
+        "target = max((seconds",
+        BUDGET + "the_strictest_of_those_that_decode_rules",
+    ),
+    Mutant(
+        "the margin is ignored",
+        "legato/core/budget.py",
+        "target / self.model.margin)",
+        "target)",
+        BUDGET + "a_step_keeps_the_target_or_says_that_it_does_not",
+    ),
+    Mutant(
+        "what a chunk took is not taken off",
+        "legato/core/budget.py",
+        "self.seconds -= self.cost.chunk_seconds(start, length)",
+        "self.seconds -= 0.0",
+        BUDGET + "a_step_keeps_the_target_or_says_that_it_does_not",
+    ),
+    Mutant(
+        "a single token has the price of a prompt's",
+        "legato/core/cost.py",
+        "        if length == 1:\n            return self",
+        "        if length == 0:\n            return self",
+        BUDGET + "a_single_token_that_is_dear_is_not_taken_for_a_cheap_one",
+    ),
+    Mutant(
+        "a mean gap is compared with the target",
+        "legato/metrics/timeline.py",
+        "sum(map(self.is_late, range(1, self.num_generated))) <= LATE_GAPS * num_gaps",
+        "(self.tpot or 0) <= self.targets.tpot",
+        TARGETS + "one_gap_in_a_hundred_may_be_late",
+    ),
+    Mutant(
+        "the log tells of every change",
+        "legato/metrics/target_log.py",
+        "record.ended - self._told < QUIET_S",
+        "record.ended < self._told",
+        TARGETS + "a_target_that_comes_and_goes_is_logged_at_most_once_a_minute",
     ),
     # Of the queue in front of it.
     Mutant(
@@ -534,7 +714,7 @@ MUTANTS = (
     Mutant(
         "every reply of a request asks for a place of its own",
         "legato/server/replies.py",
-        "places=0 if streams else num_replies",
+        "places=0 if index else num_replies",
         "places=1",
         TERMS + "more_replies_than_may_ever_run_and_wait_are_refused_for_good",
     ),

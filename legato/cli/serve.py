@@ -10,12 +10,14 @@ from pathlib import Path
 from legato import __version__
 from legato.cli.load import stages
 from legato.cli.options import cache_dir
-from legato.config import Settings
+from legato.config import Settings, in_seconds
 from legato.engine.async_engine import AsyncEngine
 from legato.engine.build import Built, build
 from legato.metrics.journal import JournalFile
 from legato.metrics.prometheus import CONTENT_TYPE, Metrics
+from legato.metrics.target_log import TargetLog
 from legato.metrics.throughput import ThroughputLog
+from legato.metrics.timeline import Targets
 from legato.server.run import bind, serve
 from legato.server.service import Service
 from legato.text.grammar import Grammars
@@ -55,10 +57,16 @@ def serve_model(settings: Settings) -> None:
 def _service(built: Built, settings: Settings) -> Service:
     scheduler = built.engine.scheduler
     metrics = Metrics(
-        model_name=built.name, budget=scheduler.config.max_batch_tokens, blocks=scheduler.blocks
+        model_name=built.name,
+        budget=scheduler.config.max_batch_tokens,
+        blocks=scheduler.blocks,
+        targets=Targets(
+            ttft=in_seconds(settings.engine.ttft_target_ms), tpot=in_seconds(settings.engine.tpot_target_ms)
+        ),
     )
     built.engine.observe(metrics)
     built.engine.observe(ThroughputLog())
+    built.engine.observe(TargetLog())
     return Service(
         grammars=Grammars(built.tokenizer, built.spec.vocab_size),
         tool_call_parser=settings.server.tool_call_parser,
@@ -67,6 +75,7 @@ def _service(built: Built, settings: Settings) -> Service:
         model_name=built.name,
         model_root=str(built.source),
         max_model_len=built.max_model_len,
+        keep_alive=settings.server.sse_keep_alive,
         sampling_defaults=built.sampling_defaults,
         takes_priority=settings.engine.policy == "priority",
         vocab_size=built.spec.vocab_size,

@@ -8,6 +8,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from legato.core.admission import Admission
+from legato.core.budget import Allowance, Limit
 from legato.core.lifecycle import Status
 from legato.core.order import Key
 from legato.core.preemption import choose_victims
@@ -37,7 +38,9 @@ class Draft:
         self._scheduler = scheduler
         self._pool = scheduler.blocks
         self._running = list(scheduler.running.values())
-        self._budget = scheduler.config.max_batch_tokens
+        self._allowance = Allowance(Limit.TOKENS, 0)
+        self._size = 0
+        """Tokens that the step may hold, once its decodes are known."""
         self._started: list[Sequence] = []
         """Running prompts: those with more than one token to compute."""
         self._decodes: list[Chunk] = []
@@ -65,12 +68,15 @@ class Draft:
 
     def place_decodes(self) -> None:
         """Every one: `preempt` made the room, and the budget holds all that may run."""
+        decodes: list[Sequence] = []
         for sequence in self._running:
             if len(sequence.tokens) - sequence.num_computed == 1:
+                decodes.append(sequence)
                 self._decodes.append(Chunk(sequence.request.id, sequence.num_computed, 1, True))
             else:
                 self._started.append(sequence)
-        self._budget -= len(self._decodes)
+        self._allowance = self._scheduler.budget.allow(decodes)
+        self._size = len(decodes) + self._allowance.left(0)
 
     def place_prompts(self) -> None:
         """Started and waiting prompts in one order: first those that end within the share kept for them, then
@@ -101,6 +107,11 @@ class Draft:
             left_out=tuple(self._left_out.items()),
             queue=(self._closed or Reason.TURN) if others else None,
             num_behind=others,
+            budget=self._size,
+            limit=self._allowance.limit,
+            target=self._allowance.target,
+            margin=self._allowance.margin,
+            cost=self._allowance.cost,
         )
 
     def _candidates(self) -> list[tuple[Key, Sequence]]:
@@ -134,8 +145,9 @@ class Draft:
         settled: set[RequestId] = set()
         if self._scheduler.prefill_policy.whole:
             return settled  # all end in their step: short ones would leave less than the first one needs
-        kept = int(self._budget * self._scheduler.order.ending_share)
-        kept = min(kept, self._budget - self._scheduler.config.min_chunk)  # the first in the order gets on
+        most = self._allowance.left(0)
+        kept = int(most * self._scheduler.order.ending_share)
+        kept = min(kept, most - self._scheduler.config.min_chunk)  # the first in the order gets on
         for prompt in prompts:
             if kept < 1 or self._num_refused == MAX_REFUSED:
                 break
@@ -177,7 +189,7 @@ class Draft:
 
     def _try_place(self, prompt: Sequence) -> Reason | None:
         """Give a prompt a chunk, and if it waits its blocks; or say why not."""
-        if self._budget < 1:
+        if self._allowance.left(0) < 1:
             self._closed = Reason.BUDGET
             return self._closed
         if prompt.status is Status.RUNNING:
@@ -207,14 +219,14 @@ class Draft:
         """
         policy, config = self._scheduler.prefill_policy, self._scheduler.config
         alone = not self._decodes and not self._chunks
-        remaining = prompt.num_known - start
-        length = policy.chunk_len(remaining, self._budget, alone)
-        limit = remaining if policy.whole and alone else min(remaining, self._budget)
+        remaining, left = prompt.num_known - start, self._allowance.left(start)
+        length = policy.chunk_len(remaining, left, alone)
+        limit = remaining if policy.whole and alone else min(remaining, left)
         length = min(max(length, int(alone)), limit)
         if length < 1:
             return Reason.POLICY
         last = length == remaining
-        cut = length < config.min_chunk and length == self._budget
+        cut = length < config.min_chunk and length == left
         if cut and not last and self._chunks:
             return Reason.MIN_CHUNK
         waits = prompt.status is not Status.RUNNING
@@ -223,7 +235,7 @@ class Draft:
         self._partial_blocks += self._pool.blocks_for(prompt.num_known) * (waits - last)
         chunk = Chunk(prompt.id, start, length, last)
         self._chunks.append(chunk)
-        self._budget -= length
+        self._allowance.take(start, length)
         for digest in prompt.chain[start // self._pool.block_size + 1 :][:1]:
             self._leaders[digest] = prompt, chunk
         return None
@@ -246,6 +258,7 @@ class Draft:
         shorter = range(min(len(wanted), len(theirs)))
         common = bisect_left(shorter, True, key=lambda i: wanted[i] != theirs[i])  # equal up to there
         num_common = common * self._pool.block_size
-        own_chunk = self._scheduler.prefill_policy.chunk_len(num_common, self._budget, False)
-        end = num_found * self._pool.block_size + num_common
+        start = num_found * self._pool.block_size
+        own_chunk = self._scheduler.prefill_policy.chunk_len(num_common, self._allowance.left(start), False)
+        end = start + num_common
         return own_chunk < 1 or (end - chunk.start) / chunk.length <= num_common / own_chunk

@@ -7,6 +7,7 @@ docs/architecture.md.
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from legato.core.budget import Limit
 from legato.core.draft import MAX_OVERTAKEN, PARTIAL_SHARE
 from legato.core.lifecycle import Status
 from legato.core.preemption import seniority
@@ -69,6 +70,7 @@ def _check_content(scheduler: "Scheduler", sequence: Sequence) -> None:
 def check_schedule(scheduler: "Scheduler", schedule: Schedule) -> None:
     """A schedule that was decided for the scheduler's present state keeps the law."""
     _check_runs(scheduler, schedule)
+    _check_target(schedule)
     _check_blocks(scheduler, schedule)
     _check_preempted(scheduler, schedule)
     _check_admitted(scheduler, schedule)
@@ -110,6 +112,17 @@ def _check_runs(scheduler: "Scheduler", schedule: Schedule) -> None:
         sequence = scheduler.sequence(chunk.request_id)
         asked = policy.chunk_len(sequence.num_known - chunk.start, config.max_batch_tokens, False)
         assert chunk.last or chunk.length >= min(config.min_chunk, asked), "a crumb"
+
+
+def _check_target(schedule: Schedule) -> None:
+    """Chunks that the target bounds keep to it. Where they do not, the limit says so.
+
+    A chunk of one token is a decode to the model: with no other, there is nothing that the target bounds.
+    """
+    if schedule.limit is Limit.TARGET and schedule.shape.num_prefill:
+        assert schedule.target is not None
+        assert schedule.predicted is not None
+        assert schedule.predicted * schedule.margin <= schedule.target * (1 + 1e-9), "over the target"
 
 
 def _check_blocks(scheduler: "Scheduler", schedule: Schedule) -> None:

@@ -5,6 +5,8 @@ from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
 
+from legato.core.budget import Limit
+from legato.core.cost import StepCost, StepShape, shape_of
 from legato.core.request import RequestId
 
 
@@ -71,6 +73,16 @@ class Schedule:
     """Why all others in the queue wait; None if there are none."""
     num_behind: int = 0
     """How many these are."""
+    budget: int = 0
+    """Tokens that it could hold, decodes included, of prompts at their start."""
+    limit: Limit = Limit.TOKENS
+    """What set the budget."""
+    target: float | None = None
+    """Seconds that it should take at most; None if nobody in it waits for a next token by a target."""
+    margin: float = 1.0
+    """Times `predicted`, it holds for almost every step: so much is kept below the target."""
+    cost: StepCost | None = None
+    """The prices that it was decided by, if the budget knows time."""
 
     @cached_property
     def runs(self) -> tuple[Chunk, ...]:
@@ -80,6 +92,16 @@ class Schedule:
     @cached_property
     def num_tokens(self) -> int:
         return sum(run.length for run in self.runs)
+
+    @cached_property
+    def shape(self) -> StepShape:
+        """What its time depends on."""
+        return shape_of((run.start, run.length, run.last) for run in self.runs)
+
+    @cached_property
+    def predicted(self) -> float | None:
+        """Seconds that it is expected to take."""
+        return None if self.cost is None else self.cost.seconds(self.shape)
 
     @cached_property
     def reasons(self) -> dict[RequestId, Reason]:

@@ -1,17 +1,16 @@
 """The scheduler: which sequences run in the next step, and with how many tokens.
 
-There is no prefill phase and no decode phase. Every running sequence has known tokens and computed tokens,
-and a step lets computed catch up with known, under one token budget: decodes first, then prompts, started and
-waiting ones in one order.
+There is no prefill phase and no decode phase. Each running sequence has known and computed tokens, and a step
+lets computed catch up with known, under one budget: decodes first, then prompts, started and waiting alike.
 
     schedule(now) -> Schedule    decides; changes nothing
     commit(schedule)             takes and gives back blocks, moves sequences
     plan(scheduler, schedule)    (core.plan) the integers for the runner
-    complete(result) -> events   appends tokens, ends what is done, frees its blocks
+    complete(result, now) -> events   appends tokens, ends what is done, frees its blocks
 
 What may enter this file: where sequences are and who holds blocks. Who comes first belongs to `order`, who
-may come in to `admission`, who loses its blocks to `preemption`, how long a chunk is to the prefill policy,
-when a reply ends to `stopping`, tensors and text to other rooms. Time is an argument.
+may come in to `admission`, who loses its blocks to `preemption`, how long a chunk is to `budget`, `prefill`
+and `draft`, when a reply ends to `stopping`. Time is an argument.
 """
 
 import heapq
@@ -21,8 +20,9 @@ from dataclasses import dataclass
 from legato.core import law
 from legato.core.admission import MAX_PREEMPTIONS
 from legato.core.block_pool import BlockPool
+from legato.core.budget import Budget, FixedBudget
 from legato.core.draft import Draft
-from legato.core.events import Event, FinishEvent, TokenEvent
+from legato.core.events import Event, FinishEvent, PromptEvent, TokenEvent
 from legato.core.lifecycle import Move, Status
 from legato.core.order import Fair, Order
 from legato.core.plan import StepResult
@@ -84,16 +84,17 @@ class Scheduler:
         blocks: BlockPool,
         *,
         prefill_policy: PrefillPolicy | None = None,
+        budget: Budget | None = None,
         order: Order | None = None,
         replies: ReplyLengths | None = None,
     ) -> None:
         self.config = config
         self.blocks = blocks
         self.prefill_policy = prefill_policy or FillBudget()
+        self.budget = budget or FixedBudget(config.max_batch_tokens)
         self.order = order or Fair()
         self.replies = replies or ReplyLengths()
-        self.step = 0
-        """Steps committed so far."""
+        self.step = 0  # how many were committed
         self.waiting = Queue(self.order)
         self.running: dict[RequestId, Sequence] = {}
         """Sequences that hold blocks, in the order in which they were admitted."""
@@ -132,10 +133,9 @@ class Scheduler:
     def shareable(self, sequence: Sequence) -> list[Digest]:
         """The digests of the blocks that a sequence may take from the cache, in order.
 
-        Never the one with its last known token: to answer at all, at least that token is computed, and no
-        block that others may read is ever written.
+        Never the one with its last known token: so no block that others may read is ever written.
         """
-        return sequence.chain[1 : (sequence.num_known - 1) // self.blocks.block_size + 1]
+        return sequence.chain[1 : sequence.num_cacheable // self.blocks.block_size + 1]
 
     def find_prefix(self, sequence: Sequence) -> list[int]:
         """The blocks of a waiting sequence that are computed already."""
@@ -159,11 +159,9 @@ class Scheduler:
         """
         if not request.prompt:
             raise RequestError("the prompt holds no token", param="prompt")
-        params = request.params
-        self._check_ids("prompt", request.prompt)
-        self._check_ids("stop_token_ids", params.stop_token_ids)
-        self._check_ids("logit_bias", [token for token, _ in params.logit_bias])
-        num_prompt, max_tokens = len(request.prompt), params.max_tokens
+        for name, ids in {"prompt": request.prompt, **request.params.named_ids()}.items():
+            self._check_ids(name, ids)
+        num_prompt, max_tokens = len(request.prompt), request.params.max_tokens
         if num_prompt + max_tokens > self.config.max_model_len:
             raise ContextLengthError(
                 f"the prompt has {num_prompt} tokens and asks for {max_tokens} more; "
@@ -216,11 +214,9 @@ class Scheduler:
         """End every request whose deadline has passed, waiting or running."""
         events: list[FinishEvent] = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, number, request_id = heapq.heappop(self._deadlines)
-            sequence = self.running.get(request_id) or self.waiting.get(request_id)
-            if sequence is not None and sequence.number == number:  # not another one that has its id now
+            if (sequence := self._due(heapq.heappop(self._deadlines))) is not None:
                 self._end(sequence, Move.ABORT, FinishReason.TIMEOUT)
-                events.append(FinishEvent(request_id, FinishReason.TIMEOUT))
+                events.append(FinishEvent(sequence.id, FinishReason.TIMEOUT))
         return tuple(events)
 
     # -- the step --------------------------------------------------------------------------------------
@@ -256,12 +252,13 @@ class Scheduler:
         self._in_flight = schedule
         self.step += 1
 
-    def complete(self, result: StepResult) -> tuple[Event, ...]:
-        """Absorb what the committed step computed, in the order of its runs.
+    def complete(self, result: StepResult, now: float) -> tuple[Event, ...]:
+        """Absorb what the committed step computed by `now`, in the order of its runs.
 
         Sequences that were aborted meanwhile are skipped, their sampled tokens dropped.
         """
         schedule = self._land()
+        self.budget.note(schedule.shape, now - schedule.now)
         sampled, size = iter(result.sampled), self.blocks.block_size
         events: list[Event] = []
         for run in schedule.runs:
@@ -272,17 +269,22 @@ class Scheduler:
             sequence.num_computed = end = run.start + run.length
             if end // size > run.start // size:
                 self._publish(sequence, run.start)
+            if scored := result.scored.get(run.request_id):
+                sequence.num_unscored -= len(scored)
+                events.append(PromptEvent(run.request_id, scored))
             if token is None:
                 continue
             if token.fault is not None:
                 self._end(sequence, Move.FAIL, FinishReason.CONSTRAINT)
                 events.append(FinishEvent(run.request_id, FinishReason.CONSTRAINT, token.fault))
                 continue
-            sequence.tokens.append(token.token)
+            if sequence.request.params.max_tokens:  # else the draw is dropped
+                sequence.tokens.append(token.token)
             reason = finish_reason(sequence)
             if reason is not None:
                 self._end(sequence, Move.FINISH, reason)
-            events.append(TokenEvent(run.request_id, token, reason, sequence.num_cached))
+            own: Event = TokenEvent(run.request_id, token, reason, sequence.num_cached)
+            events.append(own if sequence.num_generated else FinishEvent(run.request_id, FinishReason.LENGTH))
         return tuple(events)
 
     def fail(self, message: str) -> tuple[Event, ...]:
@@ -317,13 +319,13 @@ class Scheduler:
     def _forget_deadlines(self) -> None:
         """Those of requests that ended, when they are more than the others."""
         if len(self._deadlines) > 2 * (len(self.running) + len(self.waiting)) + 64:
-            self._deadlines = [
-                entry
-                for entry in self._deadlines
-                if (sequence := self.running.get(entry[2]) or self.waiting.get(entry[2])) is not None
-                and sequence.number == entry[1]
-            ]
+            self._deadlines = [entry for entry in self._deadlines if self._due(entry) is not None]
             heapq.heapify(self._deadlines)
+
+    def _due(self, deadline: tuple[float, int, RequestId]) -> Sequence | None:
+        """Whose deadline it is; None if it ended, even if another one has its id now."""
+        sequence = self.running.get(deadline[2]) or self.waiting.get(deadline[2])
+        return sequence if sequence is not None and sequence.number == deadline[1] else None
 
     def _admit(self, request_id: RequestId, start: int) -> None:
         """Out of the queue, with the blocks of its first `start` tokens, which are computed already."""
@@ -342,7 +344,7 @@ class Scheduler:
         left_out = sum(1 for request_id, _ in schedule.left_out if request_id in self.running)
         num_prompts = len(schedule.chunks) + left_out + len(self.waiting)
         share = schedule.num_prefill_tokens / max(num_prompts, 1)
-        self.virtual_time += max(share, AGEING * self.config.max_batch_tokens)
+        self.virtual_time += max(share, AGEING * schedule.budget)
 
     def _note_overtaken(self, schedule: Schedule) -> None:
         """Count how often the first of the queue is overtaken though its turn has come."""
@@ -384,7 +386,7 @@ class Scheduler:
         else:
             self.waiting.leave(sequence.id)
         sequence.move(move)
-        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if reason in (FinishReason.STOP, FinishReason.LENGTH) and sequence.num_generated:
             self.replies.note(sequence.num_generated)
 
     def _release(self, sequence: Sequence) -> None:
@@ -392,8 +394,7 @@ class Scheduler:
         del self.running[sequence.id]
         blocks, sequence.blocks = sequence.blocks, []
         runs = () if self._in_flight is None else self._in_flight.runs
-        in_step = any(run.request_id == sequence.id for run in runs)
-        if in_step:
+        if any(run.request_id == sequence.id for run in runs):
             self._held.append(blocks)
         else:
             self.blocks.release(blocks)

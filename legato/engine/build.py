@@ -1,31 +1,34 @@
 """From settings to an engine: the one place that knows all the parts."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from legato.config import EngineSettings, ModelSettings
 from legato.core.block_pool import BlockPool
-from legato.core.order import ORDERS
-from legato.core.prefill import Chunked, FillBudget, PrefillPolicy, WholePrompt
-from legato.core.scheduler import Scheduler, SchedulerConfig
+from legato.core.cost import CostModel, StepShape
+from legato.core.scheduler import Scheduler
+from legato.engine.cost_file import CostFile
+from legato.engine.costs import step_costs
 from legato.engine.engine import Engine
-from legato.errors import ConfigError, ModelError
-from legato.models.load import OpenedModel, open_model
+from legato.engine.scheduling import make_scheduler, scheduler_config
+from legato.engine.text_parts import load_text
+from legato.errors import ConfigError
+from legato.models.load import open_model
 from legato.models.source import resolve
 from legato.models.spec import ModelSpec
 from legato.runner.exactness import ExactnessReport
 from legato.runner.load import RunnerOptions, load_runner
-from legato.text.chat import ChatTemplate, load_template, template_from_folder, template_from_gguf
-from legato.text.sampling_defaults import (
-    SamplingDefaults,
-    sampling_defaults_from_folder,
-    sampling_defaults_from_gguf,
-)
-from legato.text.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
+from legato.text.chat import ChatTemplate
+from legato.text.sampling_defaults import SamplingDefaults
+from legato.text.tokenizer import Tokenizer
 
+COST_CHOICES = ("device", "dtype", "attention", "weights")
+"""Choices of the runner that steps cost more or less by."""
+EXAMPLE_CONTEXT = 512
+"""Tokens before each decode of the step that the start tells of."""
 KEPT_LOADS = 4
 """The KV cache takes no more, by default, than so many times what all running requests can ever hold, where
 prefixes are shared: what ended stays to be found again."""
@@ -50,6 +53,8 @@ class Built:
     """What was chosen, and why, in words."""
     check_exactness: Callable[[float, int], ExactnessReport]
     """Compare logits bit by bit over random schedules: (seconds, seed). Not while the engine has work."""
+    measure_costs: Callable[[], CostFile]
+    """Measure what steps cost, for some seconds. Not after the engine had work: it writes over the cache."""
 
     @property
     def max_model_len(self) -> int:
@@ -75,15 +80,7 @@ def build(
     opened = open_model(files)
     max_model_len = _max_model_len(model.max_model_len, opened.spec)
     progress(f"reading the tokenizer of {opened.name}")
-    tokenizer = _tokenizer(opened, files.path)
-    chat_template = _chat_template(model.chat_template, opened, files.path, tokenizer)
-    if for_chat and chat_template is None:
-        raise ConfigError(
-            f"{opened.name} is a base model without a chat template; give one with --chat-template, use "
-            "`legato generate`, or a model made for it: qwen2.5-coder-1.5b-instruct",
-            param="chat_template",
-        )
-    sampling_defaults = _sampling_defaults(model.generation_config, opened, files.path)
+    text = load_text(model, opened, files.path, for_chat=for_chat)
     loaded = load_runner(opened, _runner_options(model, engine, max_model_len), progress=progress)
     pool = BlockPool(loaded.runner.num_blocks, loaded.runner.block_size)
     capacity = pool.num_blocks * pool.block_size
@@ -92,26 +89,32 @@ def build(
             f"max_model_len is {model.max_model_len}; the KV cache holds {capacity} tokens",
             param="max_model_len",
         )
-    scheduler = _scheduler(
-        engine, pool, max_model_len=min(max_model_len, capacity), vocab_size=opened.spec.vocab_size
+    config = scheduler_config(
+        engine, max_model_len=min(max_model_len, capacity), vocab_size=opened.spec.vocab_size
     )
+    measure_costs = partial(
+        step_costs,
+        loaded.runner,
+        config,
+        model=opened.name,
+        source=files.path,
+        choices={name: loaded.choices[name] for name in COST_CHOICES} | {"kv_dtype": engine.kv_dtype},
+        cache_dir=cache_dir,
+        progress=progress,
+    )
+    costs = measure_costs().cost_model() if engine.tpot_target_ms and engine.calibrate else CostModel()
+    scheduler = make_scheduler(engine, config, pool, costs)
     return Built(
         engine=Engine(scheduler, loaded.runner, clock=time.monotonic),
-        tokenizer=tokenizer,
-        chat_template=chat_template,
-        sampling_defaults=sampling_defaults,
+        tokenizer=text.tokenizer,
+        chat_template=text.chat_template,
+        sampling_defaults=text.sampling_defaults,
         name=model.served_model_name or opened.name,
         source=files.path,
         spec=opened.spec,
         check_exactness=loaded.runner.check_exactness,
-        choices=loaded.choices
-        | {
-            "prefill": f"{scheduler.prefill_policy}, at most {engine.max_batch_tokens} tokens a step",
-            "order": f"{engine.policy}; admission by {engine.admission} need; "
-            + ("prefixes shared" if engine.prefix_cache else "no prefixes shared"),
-            "sampling": f"{sampling_defaults} where a request does not say ({model.generation_config})",
-            "context": f"at most {scheduler.config.max_model_len} tokens of prompt and reply",
-        },
+        measure_costs=partial(measure_costs, anew=True),
+        choices=loaded.choices | _choices(model, engine, scheduler, costs, text.sampling_defaults),
     )
 
 
@@ -132,25 +135,33 @@ def _runner_options(model: ModelSettings, engine: EngineSettings, max_model_len:
     )
 
 
-def _scheduler(engine: EngineSettings, pool: BlockPool, *, max_model_len: int, vocab_size: int) -> Scheduler:
-    config = SchedulerConfig(
-        max_batch_tokens=engine.max_batch_tokens,
-        max_running=engine.running_limit,
-        max_model_len=max_model_len,
-        vocab_size=vocab_size,
-        min_chunk=engine.min_chunk,
-        prefix_cache=engine.prefix_cache,
-        strict=engine.admission == "strict",
+def _choices(
+    model: ModelSettings,
+    engine: EngineSettings,
+    scheduler: Scheduler,
+    costs: CostModel,
+    sampling_defaults: SamplingDefaults,
+) -> dict[str, str]:
+    return {
+        "prefill": f"{scheduler.prefill_policy}, at most {engine.token_limit} tokens a step",
+        "target": "none" if engine.tpot_target_ms is None else _target(engine, engine.tpot_target_ms, costs),
+        "order": f"{engine.policy}; admission by {engine.admission} need; "
+        + ("prefixes shared" if engine.prefix_cache else "no prefixes shared"),
+        "sampling": f"{sampling_defaults} where a request does not say ({model.generation_config})",
+        "context": f"at most {scheduler.config.max_model_len} tokens of prompt and reply",
+    }
+
+
+def _target(engine: EngineSettings, target_ms: float, costs: CostModel) -> str:
+    text = f"no gap between tokens above {target_ms:g} ms"
+    if not engine.calibrate:
+        return f"{text}; what steps cost is not measured, the steps will teach it"
+    num = engine.running_limit
+    few, many = (1000 * costs.cost.seconds(StepShape(n, 0, n * EXAMPLE_CONTEXT, 0, True)) for n in (1, num))
+    return (
+        f"{text}; by calibration a step of 1 decode takes {few:.3g} ms, of {num} {many:.3g} ms, at "
+        f"{EXAMPLE_CONTEXT} tokens each (error {costs.error(0.5):.1%} at p50, {costs.error(0.9):.1%} at p90)"
     )
-    policy, order = prefill_policy(engine.prefill_chunk), ORDERS[engine.policy](engine.max_batch_tokens)
-    return Scheduler(config, pool, prefill_policy=policy, order=order)
-
-
-def prefill_policy(prefill_chunk: int | None) -> PrefillPolicy:
-    """The policy of the setting: None fills the budget, 0 turns chunking off, n takes at most n tokens."""
-    if prefill_chunk is None:
-        return FillBudget()
-    return Chunked(prefill_chunk) if prefill_chunk else WholePrompt()
 
 
 def _max_model_len(asked: int | None, spec: ModelSpec) -> int:
@@ -160,49 +171,3 @@ def _max_model_len(asked: int | None, spec: ModelSpec) -> int:
             param="max_model_len",
         )
     return asked or spec.max_position
-
-
-def _tokenizer(opened: OpenedModel, path: Path) -> Tokenizer:
-    if opened.gguf is None:
-        return tokenizer_from_folder(path, opened.spec.vocab_size)
-    with _in_file(path):
-        return tokenizer_from_gguf(opened.gguf.metadata, opened.spec.vocab_size)
-
-
-def _sampling_defaults(asked: str, opened: OpenedModel, path: Path) -> SamplingDefaults:
-    if asked == "none":
-        return SamplingDefaults()
-    if opened.gguf is None:
-        return sampling_defaults_from_folder(path)
-    with _in_file(path):
-        return sampling_defaults_from_gguf(opened.gguf.metadata)
-
-
-def _chat_template(
-    asked: str | None, opened: OpenedModel, path: Path, tokenizer: Tokenizer
-) -> ChatTemplate | None:
-    """The template asked for, or the model's own; None if there is neither."""
-    if asked is not None:
-        return _parse(load_template(asked), tokenizer)
-    source = template_from_folder(path) if opened.gguf is None else None
-    with _in_file(path):
-        if opened.gguf is not None:
-            source = template_from_gguf(opened.gguf.metadata)
-        return None if source is None else _parse(source, tokenizer)
-
-
-def _parse(source: str, tokenizer: Tokenizer) -> ChatTemplate:
-    return ChatTemplate(
-        source,
-        bos_token=tokenizer.special_text(tokenizer.bos_id),
-        eos_token=tokenizer.special_text(tokenizer.eos_id),
-    )
-
-
-@contextmanager
-def _in_file(path: Path) -> Iterator[None]:
-    """Name the file in errors of parts that see only what was in it."""
-    try:
-        yield
-    except ModelError as error:
-        raise ModelError(f"{path}: {error.message}") from error

@@ -13,6 +13,7 @@ from legato.core.plan import plan
 from legato.core.request import Request, RequestId
 from legato.core.scheduler import Scheduler
 from legato.core.stopping import FinishReason
+from legato.engine.progress import ProgressReports
 from legato.engine.protocol import Observer, Runner
 from legato.errors import LegatoError
 from legato.metrics.journal import StepRecord
@@ -34,6 +35,7 @@ class Engine:
         self.clock = clock
         self._runner = runner
         self._observers: list[Observer] = []
+        self._progress = ProgressReports()
         self._untold: list[Event] = []
         """Events that no call of `step` has returned yet."""
 
@@ -48,6 +50,7 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue a request; raises `RequestError` if it cannot be served."""
         self.scheduler.add(request)
+        self._progress.follow(request)
         for observer in self._observers:
             observer.submitted(request)
 
@@ -80,23 +83,23 @@ class Engine:
         error, model_time = None, 0.0
         try:
             result = self._runner.run(plan(scheduler, schedule))
-            events, model_time = scheduler.complete(result), result.elapsed
+            events, model_time = scheduler.complete(result, ended := self.clock()), result.elapsed
         except BaseException as caught:  # whatever the model does, the loop and the other requests live on
             if scheduler.in_flight is None:
                 raise
+            ended = self.clock()
             error = caught.message if isinstance(caught, LegatoError) else type(caught).__name__
             events = scheduler.fail(f"the model step that this request was in failed ({error})")
             if isinstance(caught, Exception):
                 logger.exception("step %d of %d tokens failed", schedule.step, schedule.num_tokens)
             else:
                 interrupt = caught  # Ctrl-C, an exit: the caller's business, once all is told
-        self._untold += events
+        self._untold += (*self._progress.report(scheduler), *events)
         record = StepRecord(
             schedule=schedule,
             events=events,
-            ended=self.clock(),
+            ended=ended,
             model_time=model_time,
-            budget=scheduler.config.max_batch_tokens,
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
             blocks_used=scheduler.blocks.num_used,

@@ -7,15 +7,17 @@ token is the sum of all token ids up to the position, plus the position, modulo 
     vocabulary 100, prompt (5, 7): the last position is 1, so the first token is (5 + 7) + 1 = 13,
     then (5 + 7 + 13) + 2 = 27, then (5 + 7 + 13 + 27) + 3 = 55.
 
+A token of a prompt has log-probability 0 if the runner would have said it there, and -1 otherwise.
+
 A chunk at a wrong position, a wrong block table or a block given away too early changes the answer.
 
 A constraint moves it on to the next token that is allowed, after the last one to the first.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from legato.core.plan import ForwardSeq, Sampled, SampleRow, StepPlan, StepResult
+from legato.core.plan import ForwardSeq, Sampled, SampleRow, ScoreRows, StepPlan, StepResult
 from legato.errors import ConstraintError
 
 
@@ -47,7 +49,8 @@ class FakeRunner:
         if seconds > 0:
             self._sleep(seconds)
         sampled = tuple(self._sample(seqs[row.seq], row) for row in plan.sample)
-        return StepResult(sampled, seconds)
+        scored = {rows.request_id: tuple(self._score(seqs[rows.seq], rows)) for rows in plan.score}
+        return StepResult(sampled, seconds, scored)
 
     def _sample(self, seq: ForwardSeq, row: SampleRow) -> Sampled:
         token = next_token(self._read(seq), self.vocab_size)
@@ -61,6 +64,13 @@ class FakeRunner:
         if logprobs is None:
             return Sampled(token)
         return Sampled(token, 0.0, ((token, 0.0),) if logprobs else ())
+
+    def _score(self, seq: ForwardSeq, rows: ScoreRows) -> Iterator[Sampled]:
+        known = self._read(seq)
+        for end, target in enumerate(rows.targets, seq.start + rows.first + 1):
+            token = next_token(known[:end], self.vocab_size)
+            top = ((token, 0.0),) if rows.num_top else ()
+            yield Sampled(target, -float(target != token), top, 1 + (target != token))
 
     def _read(self, seq: ForwardSeq) -> list[int]:
         return [self._cache[seq.blocks[p // self.block_size]][p % self.block_size] for p in range(seq.end)]

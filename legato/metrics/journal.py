@@ -26,8 +26,6 @@ class StepRecord:
     """When its events existed; `schedule.now` is when it began."""
     model_time: float
     """Seconds that the runner measured; the rest of the step is ours. 0 if it failed."""
-    budget: int
-    """The most tokens it could have held."""
     num_running: int
     """Sequences that hold blocks after the step."""
     num_waiting: int
@@ -42,6 +40,12 @@ class StepRecord:
     def elapsed(self) -> float:
         return self.ended - self.schedule.now
 
+    @property
+    def prediction_error(self) -> float | None:
+        """|elapsed / predicted - 1|. None for a failed step, and where nothing was predicted."""
+        predicted = self.schedule.predicted
+        return abs(self.elapsed / predicted - 1) if predicted and self.error is None else None
+
     def to_json(self) -> dict[str, object]:
         """The record in plain values: numbers and request ids, never a token."""
         schedule = self.schedule
@@ -51,7 +55,11 @@ class StepRecord:
             "elapsed": self.elapsed,
             "model": self.model_time,
             "tokens": schedule.num_tokens,
-            "budget": self.budget,
+            "budget": schedule.budget,
+            "limit": schedule.limit.value,
+            "target": schedule.target,
+            "predicted": schedule.predicted,
+            "margin": schedule.margin,
             "decodes": [run.request_id for run in schedule.decodes],
             "chunks": [[run.request_id, run.start, run.length, run.last] for run in schedule.chunks],
             "admitted": schedule.admitted,

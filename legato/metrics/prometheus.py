@@ -3,19 +3,14 @@
 `docs/metrics.md` lists them. Names and labels that vLLM has are vLLM's, so that its dashboards work; what
 only Legato has is named `legato:`. The numbers come from `timeline`: there is no formula here.
 
-The series are kept here and not in the library's own metric objects for two reasons: a step of many decodes
-costs microseconds, and a scrape sees all of them as they were between two steps. The library writes the
-text.
+What has to do with targets is in `target_series`.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from collections.abc import Iterator, Mapping
 from threading import Lock
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from legato.core.block_pool import BlockPool
@@ -23,7 +18,9 @@ from legato.core.request import Request, RequestId
 from legato.core.schedule import Reason, Schedule
 from legato.core.stopping import FinishReason
 from legato.metrics.journal import StepRecord
-from legato.metrics.timeline import RequestTimeline, StepChanges, Timelines
+from legato.metrics.series import Catalogue
+from legato.metrics.target_series import TargetSeries
+from legato.metrics.timeline import COMPLETE, NO_TARGETS, RequestTimeline, StepChanges, Targets, Timelines
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -41,103 +38,12 @@ REQUEST_BOUNDS = (
 LENGTH_BOUNDS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 STEP_BOUNDS = tuple(2**power for power in range(15))
 
-Row = tuple[str, ...]
-"""Values of a series' own labels."""
-
-COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
-
-
-@dataclass(slots=True)
-class Scalar:
-    """A counter or a gauge: one number for each row of label values."""
-
-    family: type[CounterMetricFamily] | type[GaugeMetricFamily]
-    name: str
-    help: str
-    labels: Row
-    values: dict[Row, float]
-
-    def add(self, amount: float, *row: str) -> None:
-        self.values[row] += amount
-
-    def set(self, value: float, *row: str) -> None:
-        self.values[row] = value
-
-    def copy(self) -> "Scalar":
-        return replace(self, values=self.values.copy())
-
-    def export(self, common: Mapping[str, str]) -> Metric:
-        family = self.family(self.name, self.help, labels=(*common, *self.labels))
-        for row, value in self.values.items():
-            family.add_metric((*common.values(), *row), value)
-        return family
-
-
-@dataclass(slots=True)
-class Histogram:
-    """Samples counted in buckets, for each row of label values. Bucket i is for bounds[i-1] < x <= bounds[i],
-    one more for what is above all bounds."""
-
-    name: str
-    help: str
-    bounds: tuple[float, ...]
-    labels: Row
-    counts: dict[Row, list[int]]
-    sums: dict[Row, float]
-
-    def observe(self, value: float | None, *row: str) -> None:
-        """Count a sample; None, a formula that is not defined, is none."""
-        if value is not None:
-            self.counts[row][bisect_left(self.bounds, value)] += 1
-            self.sums[row] += value
-
-    def copy(self) -> "Histogram":
-        counts = {row: buckets.copy() for row, buckets in self.counts.items()}
-        return replace(self, counts=counts, sums=self.sums.copy())
-
-    def export(self, common: Mapping[str, str]) -> Metric:
-        family = HistogramMetricFamily(self.name, self.help, labels=(*common, *self.labels))
-        bounds = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
-        for row, buckets in self.counts.items():
-            cumulative = list(zip(bounds, accumulate(buckets), strict=True))
-            family.add_metric((*common.values(), *row), cumulative, self.sums[row])
-        return family
-
-
-class Catalogue:
-    """All series, in the order of the page. A row that is declared is exported from the start, as zero."""
-
-    def __init__(self) -> None:
-        self.series: list[Scalar | Histogram] = []
-
-    def counter(self, name: str, help: str, labels: Row = (), rows: Iterable[Row] = ((),)) -> Scalar:
-        return self._scalar(Scalar(CounterMetricFamily, name, help, labels, dict.fromkeys(rows, 0.0)))
-
-    def gauge(self, name: str, help: str, labels: Row = (), rows: Iterable[Row] = ((),)) -> Scalar:
-        return self._scalar(Scalar(GaugeMetricFamily, name, help, labels, dict.fromkeys(rows, 0.0)))
-
-    def histogram(
-        self,
-        name: str,
-        help: str,
-        bounds: tuple[float, ...],
-        labels: Row = (),
-        rows: tuple[Row, ...] = ((),),
-    ) -> Histogram:
-        counts = {row: [0] * (len(bounds) + 1) for row in rows}
-        histogram = Histogram(name, help, bounds, labels, counts, dict.fromkeys(rows, 0.0))
-        self.series.append(histogram)
-        return histogram
-
-    def _scalar(self, scalar: Scalar) -> Scalar:
-        self.series.append(scalar)
-        return scalar
-
 
 class RequestSeries:
     """What requests lived through."""
 
-    def __init__(self, new: Catalogue) -> None:
+    def __init__(self, new: Catalogue, targets: Targets) -> None:
+        ttft_bounds, itl_bounds = with_bound(TTFT_BOUNDS, targets.ttft), with_bound(ITL_BOUNDS, targets.tpot)
         reasons = [(reason.value,) for reason in FinishReason]
         self._running = new.gauge("vllm:num_requests_running", "Requests that hold blocks.")
         self._waiting = new.gauge("vllm:num_requests_waiting", "Requests in the queue.")
@@ -158,13 +64,13 @@ class RequestSeries:
             "legato:recomputed_tokens_total", "Tokens computed again after a preemption."
         )
         self._ttft = new.histogram(
-            "vllm:time_to_first_token_seconds", "Arrival to first token, of each request.", TTFT_BOUNDS
+            "vllm:time_to_first_token_seconds", "Arrival to first token, of each request.", ttft_bounds
         )
         self._itl = new.histogram(
-            "vllm:inter_token_latency_seconds", "Every gap between two tokens of a request.", ITL_BOUNDS
+            "vllm:inter_token_latency_seconds", "Every gap between two tokens of a request.", itl_bounds
         )
         self._tpot = new.histogram(
-            "vllm:request_time_per_output_token_seconds", "Mean gap of each complete reply.", ITL_BOUNDS
+            "vllm:request_time_per_output_token_seconds", "Mean gap of each complete reply.", itl_bounds
         )
         self._e2e = new.histogram(
             "vllm:e2e_request_latency_seconds", "Arrival to finish, of each complete reply.", REQUEST_BOUNDS
@@ -209,6 +115,8 @@ class RequestSeries:
         self._generation_tokens.add(len(changes.started) + len(changes.gaps))
         self._recomputed_tokens.add(changes.recomputed)
         for timeline in changes.finished:
+            if not timeline.num_generated and timeline.reason in COMPLETE:  # it asked for no reply
+                self._prompt_tokens.add(timeline.num_prompt)
             self.ended(timeline)
 
     def ended(self, timeline: RequestTimeline) -> None:
@@ -264,7 +172,7 @@ class StepSeries:
     def stepped(self, record: StepRecord) -> None:
         """A failed step computed nothing; what it admitted and preempted happened."""
         schedule = record.schedule
-        self._budget.set(record.budget)
+        self._budget.set(record.schedule.budget)
         self._preemptions.add(len(schedule.preempted))
         self.held(record.blocks_used, record.blocks_cached, record.blocks_total)
         self.left_out(left_out_by_reason(record.schedule))
@@ -285,6 +193,11 @@ class StepSeries:
         self._blocks_cached.set(cached)
         self._blocks_total.set(total)
         self._usage.set(used / total)
+
+
+def with_bound(bounds: tuple[float, ...], target: float | None) -> tuple[float, ...]:
+    """The target is a bound too: dashboards read the share that met it off the bucket."""
+    return bounds if target is None else tuple(sorted({*bounds, target}))
 
 
 def left_out_by_reason(schedule: Schedule) -> dict[Reason, int]:
@@ -309,14 +222,24 @@ class Metrics(Collector):
     `submitted`, `stepped` and `aborted` are called in the engine's thread, `render` in any other.
     """
 
-    def __init__(self, *, model_name: str, budget: int, blocks: BlockPool, engine: int = 0) -> None:
-        """`blocks` is the engine's pool; `engine` tells engines apart that serve one model."""
+    def __init__(
+        self,
+        *,
+        model_name: str,
+        budget: int,
+        blocks: BlockPool,
+        targets: Targets = NO_TARGETS,
+        engine: int = 0,
+    ) -> None:
+        """`blocks` is the engine's pool, `targets` are the server's own; `engine` tells engines apart that
+        serve one model."""
         self._common = {"model_name": model_name, "engine": str(engine)}
         self._lock = Lock()
-        self._timelines = Timelines()
+        self._timelines = Timelines(targets)
         catalogue = Catalogue()
-        self._requests = RequestSeries(catalogue)
+        self._requests = RequestSeries(catalogue, targets)
         self._steps = StepSeries(catalogue, budget=budget, blocks=blocks)
+        self._targets = TargetSeries(catalogue, targets)
         self._blocks = blocks
         self._series = tuple(catalogue.series)
         self.registry = CollectorRegistry()
@@ -328,14 +251,18 @@ class Metrics(Collector):
 
     def stepped(self, record: StepRecord) -> None:
         with self._lock:
-            self._requests.changed(self._timelines.stepped(record))
+            changes = self._timelines.stepped(record)
+            self._requests.changed(changes)
+            self._targets.changed(changes)
             self._steps.stepped(record)
+            self._targets.stepped(record)
 
     def aborted(self, request_id: RequestId, reason: FinishReason, now: float) -> None:
         with self._lock:
             timeline = self._timelines.aborted(request_id, reason, now)
             if timeline is not None:
                 self._requests.ended(timeline)
+                self._targets.ended(timeline)
             blocks = self._blocks  # perhaps no step will come to say so
             self._steps.held(blocks.num_used, blocks.num_cached, blocks.num_blocks)
             if not self._timelines.num_running + self._timelines.num_waiting:
@@ -345,6 +272,7 @@ class Metrics(Collector):
         """Everything as it was between two steps. The engine waits for the copies, not for the text."""
         with self._lock:
             self._requests.counted(self._timelines)
+            self._targets.counted()
             copies = [series.copy() for series in self._series]
         return (series.export(self._common) for series in copies)
 

@@ -7,11 +7,30 @@ stamps are those of the step records, seconds on the engine's clock.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from legato.core.events import TokenEvent
+from legato.core.events import ProgressEvent, PromptEvent, TokenEvent
 from legato.core.request import Request, RequestId
 from legato.core.schedule import Chunk, Schedule
 from legato.core.stopping import FinishReason
 from legato.metrics.journal import StepRecord
+
+COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
+LATE_GAPS = 0.01
+"""Share of a reply's gaps that may exceed the target: the target is on their 99th percentile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """What a server aims at, for requests without targets of their own; seconds, None for no target."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+
+    def of(self, request: Request) -> "Targets":
+        """Those of a request on a server that has these."""
+        return Targets(ttft=request.ttft_target or self.ttft, tpot=request.tpot_target or self.tpot)
+
+
+NO_TARGETS = Targets()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -26,6 +45,8 @@ class RequestTimeline:
     num_prompt: int
     """Tokens in the prompt."""
     arrival: float
+    targets: Targets = NO_TARGETS
+    """Its own, or else the server's."""
     admitted: float | None = None
     """When the step began that took it out of the queue for the first time."""
     token_times: list[float] = field(default_factory=list, repr=False)
@@ -75,6 +96,34 @@ class RequestTimeline:
         return decode_time / (self.num_generated - 1)
 
     @property
+    def met_ttft(self) -> bool | None:
+        """Whether the first token came in time. None without a target or a token."""
+        ttft, target = self.ttft, self.targets.ttft
+        return None if ttft is None or target is None else ttft <= target
+
+    def is_late(self, index: int) -> bool:
+        """Whether the gap before token `index` exceeds the target."""
+        return self.targets.tpot is not None and self.gap_before(index) > self.targets.tpot
+
+    @property
+    def met_tpot(self) -> bool | None:
+        """Whether the gaps keep to the target, but for one in a hundred. None without a target or a gap."""
+        num_gaps = self.num_generated - 1
+        if self.targets.tpot is None or num_gaps < 1:
+            return None
+        return sum(map(self.is_late, range(1, self.num_generated))) <= LATE_GAPS * num_gaps
+
+    @property
+    def met_targets(self) -> bool | None:
+        """Whether a request that ended counts for goodput: it is complete and missed none of its targets.
+
+        None without targets, and for one that its client aborted.
+        """
+        if self.targets == NO_TARGETS or self.reason in (None, FinishReason.ABORT):
+            return None
+        return self.reason in COMPLETE and False not in (self.met_ttft, self.met_tpot)
+
+    @property
     def e2e(self) -> float | None:
         """End to end: arrival to finish. The finish is the last token, unless it was ended from outside."""
         return _between(self.arrival, self.finished)
@@ -109,6 +158,10 @@ class StepChanges:
     """Got their first token."""
     gaps: tuple[float, ...]
     """One for each token that is not a first one: the seconds since the token before it."""
+    num_judged: int
+    """Gaps of requests with a target for them."""
+    num_late: int
+    """Those of them that exceed it."""
     finished: tuple[RequestTimeline, ...]
     """Ended; nobody else keeps these timelines."""
     recomputed: int
@@ -121,7 +174,9 @@ class Timelines:
     A request that is not known (any more) is ignored: an aborted one may still be in the step in flight.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, targets: Targets = NO_TARGETS) -> None:
+        """`targets` are those of the server."""
+        self._targets = targets
         self._living: dict[RequestId, RequestTimeline] = {}
         self._running: set[RequestId] = set()
 
@@ -137,7 +192,10 @@ class Timelines:
 
     def submitted(self, request: Request) -> None:
         self._living[request.id] = RequestTimeline(
-            request_id=request.id, num_prompt=len(request.prompt), arrival=request.arrival
+            request_id=request.id,
+            num_prompt=len(request.prompt),
+            arrival=request.arrival,
+            targets=self._targets.of(request),
         )
 
     def stepped(self, record: StepRecord) -> StepChanges:
@@ -148,16 +206,19 @@ class Timelines:
         now = record.ended
         started: list[RequestTimeline] = []
         gaps: list[float] = []
+        num_judged = num_late = 0
         finished: list[RequestTimeline] = []
         for event in record.events:
             timeline = self._living.get(event.request_id)
-            if timeline is None:
+            if timeline is None or isinstance(event, PromptEvent | ProgressEvent):
                 continue
             if isinstance(event, TokenEvent):
                 reason = event.finish
                 timeline.token_times.append(now)
                 if len(timeline.token_times) > 1:
                     gaps.append(timeline.gap_before(-1))
+                    num_judged += timeline.targets.tpot is not None
+                    num_late += timeline.is_late(-1)
                 else:
                     started.append(timeline)
             else:
@@ -169,6 +230,8 @@ class Timelines:
             admitted=admitted,
             started=tuple(started),
             gaps=tuple(gaps),
+            num_judged=num_judged,
+            num_late=num_late,
             finished=tuple(finished),
             recomputed=recomputed,
         )

@@ -24,6 +24,8 @@ class StreamOptions(Body):
     """One more chunk before the end, with the token counts."""
     continuous_usage_stats: bool = False
     """The token counts so far in every chunk (vLLM)."""
+    include_progress: bool = False
+    """Chunks without choices that say how far the prompt is, until the first token."""
 
 
 def _listed(value: object) -> object:
@@ -39,11 +41,12 @@ class GenerationBody(StructuredFields):
         "service_tier": (None, "auto", "default"),
         "use_beam_search": (None, False),
         "length_penalty": (None, 1),
-        "skip_special_tokens": (None, True),
-        "spaces_between_special_tokens": (None, True),
-        "include_stop_str_in_output": (None, False),
-        "truncate_prompt_tokens": NONE,
-        "prompt_logprobs": NONE,
+        "spaces_between_special_tokens": (
+            None,
+            True,
+            False,
+        ),  # as with vLLM's fast tokenizers, none are added
+        "logits_processors": NO_LIST,
     }
 
     model: str | None = None
@@ -53,8 +56,9 @@ class GenerationBody(StructuredFields):
     n: int = Field(1, ge=1, le=_MAX_INT)
     best_of: int | None = None
     """Only as a second name for `n`."""
-    max_tokens: int | None = Field(None, ge=1, le=_MAX_INT)
-    max_completion_tokens: int | None = Field(None, ge=1, le=_MAX_INT)
+    max_tokens: int | None = Field(None, ge=0, le=_MAX_INT)
+    """0 only where the prompt is asked about."""
+    max_completion_tokens: int | None = Field(None, ge=0, le=_MAX_INT)
     """OpenAI's newer name of `max_tokens`."""
     min_tokens: int = Field(0, ge=0, le=_MAX_INT)
     temperature: float = Field(1.0, ge=0, le=2)
@@ -66,18 +70,35 @@ class GenerationBody(StructuredFields):
     repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    allowed_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
+    """The only ids that may be sampled (vLLM)."""
+    bad_words: list[Annotated[str, AfterValidator(unicode), Field(min_length=1, max_length=1000)]] = []
+    """Texts that a reply does not write as they are tokenized by themselves or behind a space (vLLM)."""
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = {}
     stop: Annotated[list[str], BeforeValidator(_listed)] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     """Only `stop`, `stop_token_ids` and the length end a reply."""
+    include_stop_str_in_output: bool = False
+    """What ends the reply stays in its text (vLLM)."""
+    skip_special_tokens: bool = True
+    """Tokens that steer the model add no text (vLLM)."""
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=_MAX_INT)
+    """Only so many last tokens of a prompt are used; -1 for as many as fit (vLLM)."""
+    prompt_logprobs: int | None = Field(None, ge=0, le=_MAX_INT)
+    """Adds the log-probability of each prompt token, and so many most likely ones in its place (vLLM)."""
     return_token_ids: bool = False
     """Adds the ids of prompt and reply to the answer (vLLM)."""
     priority: int = Field(0, ge=-_MAX_INT, le=_MAX_INT)
     """The lower, the more urgent (vLLM)."""
     cache_salt: Annotated[str, AfterValidator(unicode), Field(min_length=1, max_length=256)] | None = None
     """The request shares computed prefixes only with others of the same salt (vLLM)."""
+    tpot_target_ms: float | None = Field(None, gt=0, le=3_600_000)
+    """Milliseconds between two tokens of the reply that are not to be exceeded; the server's if left out.
+    While it decodes, the steps keep to the strictest."""
+    ttft_target_ms: float | None = Field(None, gt=0, le=3_600_000)
+    """Milliseconds from arrival by which the first token is wanted. Metrics count it; it hastens nothing."""
     timeout: float | None = Field(None, gt=0, le=86400)
     """Seconds from arrival after which the request ends with an error, wherever it is then."""
     user: str | None = None
@@ -114,7 +135,9 @@ class CompletionBody(GenerationBody):
 
     prompt: Annotated[tuple[str | tuple[int, ...], ...], PlainValidator(_prompts)]
     echo: bool = False
-    """Puts the prompt's text before the reply's."""
+    """Puts the prompt's text before the reply's; with `logprobs`, what its tokens spell, and theirs too."""
+    add_special_tokens: bool = True
+    """Adds BOS and EOS where the model wants them (vLLM)."""
     logprobs: int | None = Field(None, ge=0, le=_MAX_INT)
 
 
@@ -170,6 +193,10 @@ class Conversation(Body):
     messages: list[Message] = Field(min_length=1)
     add_generation_prompt: bool = True
     """Ends the prompt where the assistant's answer begins."""
+    continue_final_message: bool = False
+    """Ends the prompt with the last message, left open, so that the reply continues it (vLLM)."""
+    add_special_tokens: bool = False
+    """Adds BOS and EOS where the model wants them and the template did not (vLLM)."""
     chat_template_kwargs: dict[str, JsonValue] = {}
     """Further variables for the chat template."""
     tools: list[Tool] = []
@@ -189,13 +216,15 @@ class ChatBody(GenerationBody, ToolFields, Conversation):
         "reasoning_effort": NONE,
         "verbosity": NONE,
         "web_search_options": NONE,
-        "echo": (None, False),
-        "continue_final_message": (None, False),
-        "add_special_tokens": (None, False),
-        "chat_template": NONE,
+        "prompt_cache_retention": (None, "in_memory", "in-memory"),
+        "moderation": NONE,
+        "prompt_cache_options": NONE,
+        "chat_template": NONE,  # a template is a program: the server's operator chooses it
         "documents": NO_LIST,
     }
 
+    echo: bool = False
+    """Puts the last message before the reply, if it is the assistant's (vLLM)."""
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=_MAX_INT)
 

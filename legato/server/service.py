@@ -32,6 +32,7 @@ class Limits:
     stop_token_ids: int = 128
     tools: int = 128
     """Tools in one chat request (as OpenAI)."""
+    bad_words: int = 128
 
     def check(self, value: int, limit: int, name: str) -> None:
         """Raises `RequestError` with both numbers if `value`, of the field `name`, is above `limit`."""
@@ -77,6 +78,8 @@ class Service:
     """Compiles the forms that replies must have."""
     tool_call_parser: str = "auto"
     """The form of tool calls: a name in `FORMATS`; auto for that of the chat template."""
+    keep_alive: float = 10.0
+    """Seconds without an event after which a stream sends a comment; 0 for never."""
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     """What a request gets that does not say how to sample."""
     takes_priority: bool = False

@@ -109,6 +109,7 @@ def test_the_schema_describes_the_file() -> None:
     schema = Settings.model_json_schema()
     assert json.dumps(schema)
     engine = schema["$defs"]["EngineSettings"]["properties"]
-    assert engine["max_batch_tokens"]["minimum"] == 1
+    assert engine["min_chunk"]["minimum"] == 1
+    assert engine["max_batch_tokens"]["anyOf"][0]["minimum"] == 1
     assert engine["prefill_chunk"]["description"].startswith("Most tokens of one prompt")
     assert schema["additionalProperties"] is False

@@ -25,6 +25,9 @@ def test_the_settings_by_name() -> None:
             "weights",
         ],
         "engine": [
+            "tpot_target_ms",
+            "ttft_target_ms",
+            "calibrate",
             "max_batch_tokens",
             "prefill_chunk",
             "max_running",
@@ -44,6 +47,7 @@ def test_the_settings_by_name() -> None:
             "host",
             "port",
             "max_waiting",
+            "sse_keep_alive",
             "shutdown_timeout",
             "journal",
             "tool_call_parser",

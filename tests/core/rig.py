@@ -1,10 +1,12 @@
 """Schedulers small enough to follow by hand, driven by the fake runner."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from legato.core.block_pool import BlockPool
+from legato.core.budget import Budget
+from legato.core.cost import StepShape
 from legato.core.events import Event, TokenEvent
 from legato.core.order import Fcfs, Order
 from legato.core.plan import StepPlan, plan
@@ -31,6 +33,9 @@ class Rig:
 
     scheduler: Scheduler
     runner: FakeRunner
+    seconds: Callable[[StepShape], float] = lambda _: 1.0
+    """How long a step takes."""
+    now: float = 0.0
     events: list[Event] = field(default_factory=list)
     schedules: list[Schedule] = field(default_factory=list)
 
@@ -43,6 +48,7 @@ class Rig:
         priority: int = 0,
         deadline: float | None = None,
         salt: str = "",
+        tpot_target: float | None = None,
         **params: object,
     ) -> Request:
         """A prompt of the given ids, or of so many made-up ones, different for every name."""
@@ -55,6 +61,7 @@ class Rig:
             priority=priority,
             deadline=deadline,
             cache_salt=salt,
+            tpot_target=tpot_target,
         )
         self.scheduler.add(request)
         self.scheduler.check()
@@ -62,8 +69,8 @@ class Rig:
 
     def decide(self) -> Schedule:
         """Decide the next step twice, and see that deciding changes nothing."""
-        schedule = self.scheduler.schedule(now=float(self.scheduler.step))
-        assert schedule == self.scheduler.schedule(now=float(self.scheduler.step))
+        schedule = self.scheduler.schedule(self.now)
+        assert schedule == self.scheduler.schedule(self.now)
         self.scheduler.check()
         self.scheduler.check_schedule(schedule)
         return schedule
@@ -77,7 +84,8 @@ class Rig:
         return plan(self.scheduler, schedule)
 
     def finish(self, step: StepPlan) -> tuple[Event, ...]:
-        events = self.scheduler.complete(self.runner.run(step))
+        self.now += self.seconds(step.shape)
+        events = self.scheduler.complete(self.runner.run(step), self.now)
         self.scheduler.check()
         self.events += events
         return events
@@ -119,9 +127,12 @@ def build_rig(
     policy: PrefillPolicy | None = None,
     order: Order | None = None,
     replies: ReplyLengths | None = None,
+    timed: Budget | None = None,
+    seconds: Callable[[StepShape], float] = lambda _: 1.0,
     **config: Any,
 ) -> Rig:
-    """First come, first served and without foresight, unless told otherwise."""
+    """First come, first served and without foresight, unless told otherwise. `timed` is a budget beside the
+    plain one of `budget` tokens; `seconds` is how long a step takes."""
     limits = SchedulerConfig(
         max_batch_tokens=budget,
         max_running=max_running,
@@ -133,10 +144,12 @@ def build_rig(
         limits,
         BlockPool(num_blocks, block_size),
         prefill_policy=policy,
+        budget=timed,
         order=order or Fcfs(),
         replies=replies or NoForesight(),
     )
-    return Rig(scheduler, FakeRunner(num_blocks=num_blocks, block_size=block_size, vocab_size=VOCAB))
+    runner = FakeRunner(num_blocks=num_blocks, block_size=block_size, vocab_size=VOCAB)
+    return Rig(scheduler, runner, seconds)
 
 
 def expected_reply(prompt: Iterable[int], num: int) -> list[int]:

@@ -6,6 +6,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rig import NoForesight, Rig, build_rig, expected_reply
 
 from legato.core.admission import MAX_PREEMPTIONS
+from legato.core.budget import TargetBudget
+from legato.core.cost import CostModel, StepCost
 from legato.core.draft import OVERDUE_STEPS
 from legato.core.events import FinishEvent
 from legato.core.order import Fair, Fcfs, Order, Priority, Shortest
@@ -17,6 +19,12 @@ from legato.errors import ContextLengthError
 
 POLICIES = st.one_of(st.integers(1, 9).map(Chunked), st.just(FillBudget()), st.just(WholePrompt()))
 ORDERS = st.sampled_from([Fcfs(), Fair(), Shortest(0.5), Priority()])
+TRUE = StepCost(step=1.0, head=0.5, decode=0.25, prefill=0.5, context=0.01, pair=0.01)
+"""What steps cost on the clock of the histories."""
+BELIEVED = StepCost(step=2.0, head=0.0, decode=0.5, prefill=0.25, context=0.0, pair=0.02)
+"""What a budget that is to keep a target believes at first."""
+TARGETS = st.one_of(st.none(), st.floats(1.0, 12.0))
+"""From what decodes alone can hardly keep to what everything keeps."""
 FORESIGHT = st.sampled_from(["none", "learned"])
 
 
@@ -41,6 +49,8 @@ class Histories(RuleBasedStateMachine):
         min_chunk=st.integers(1, 4),
         prefix_cache=st.booleans(),
         strict=st.booleans(),
+        tpot_target=TARGETS,
+        floor=st.integers(1, 4),
     )
     def start(
         self,
@@ -54,8 +64,12 @@ class Histories(RuleBasedStateMachine):
         min_chunk: int,
         prefix_cache: bool,
         strict: bool,
+        tpot_target: float | None,
+        floor: int,
     ) -> None:
         self.rig = build_rig(
+            timed=TargetBudget(budget, CostModel(prior=BELIEVED), target=tpot_target, floor=floor),
+            seconds=TRUE.seconds,
             budget=budget,
             max_running=min(max_running, budget),
             num_blocks=num_blocks,
@@ -80,18 +94,27 @@ class Histories(RuleBasedStateMachine):
         max_tokens=st.integers(1, 9),
         priority=st.integers(-1, 1),
         salt=st.sampled_from(["", "tenant"]),
-        patience=st.one_of(st.none(), st.integers(0, 12)),
+        patience=st.one_of(st.none(), st.integers(0, 40)),
+        tpot_target=TARGETS,
     )
     def submit(
-        self, shared: int, prompt: list[int], max_tokens: int, priority: int, salt: str, patience: int | None
+        self,
+        shared: int,
+        prompt: list[int],
+        max_tokens: int,
+        priority: int,
+        salt: str,
+        patience: int | None,
+        tpot_target: float | None,
     ) -> None:
         name = f"r{len(self.requests)}"
-        pool, now = self.rig.scheduler.blocks, self.rig.scheduler.step
+        pool = self.rig.scheduler.blocks
         ids = [*range(shared), *prompt]
         fits = len(ids) + max_tokens <= pool.num_blocks * pool.block_size
-        deadline = None if patience is None else float(now + patience)
+        deadline = None if patience is None else self.rig.now + patience
+        terms = {"priority": priority, "salt": salt, "deadline": deadline, "tpot_target": tpot_target}
         try:
-            request = self.rig.add(name, ids, max_tokens, priority=priority, salt=salt, deadline=deadline)
+            request = self.rig.add(name, ids, max_tokens, **terms)  # type: ignore[arg-type]
         except ContextLengthError:
             assert not fits
         else:
@@ -115,11 +138,12 @@ class Histories(RuleBasedStateMachine):
             self.served[run.request_id] = schedule.step
         longest = OVERDUE_STEPS + self.rig.scheduler.config.max_running  # all of them may be overdue at once
         for request_id in self.rig.scheduler.running:
-            assert schedule.step - self.served[request_id] <= longest, "a running request starves"
+            assert schedule.step - self.served.setdefault(request_id, schedule.step) <= longest, (
+                "a running request starves"
+            )
 
     def expire(self) -> None:
-        now = float(self.rig.scheduler.step)
-        for event in self.rig.scheduler.expire(now):
+        for event in self.rig.scheduler.expire(self.rig.now):
             assert event.reason is FinishReason.TIMEOUT
             self.end(event)
         self.rig.scheduler.check()

@@ -46,7 +46,7 @@ def longest_pause(order: Order, policy: PrefillPolicy, seed: int, *, num_steps: 
             served[request.id] = step
         schedule = scheduler.schedule(0.0)
         scheduler.commit(schedule)
-        scheduler.complete(rig.runner.run(plan(scheduler, schedule)))
+        scheduler.complete(rig.runner.run(plan(scheduler, schedule)), 0.0)
         served |= {run.request_id: step for run in schedule.runs}
         longest = max(longest, *(step - last for last in served.values()))
         served = {i: last for i, last in served.items() if i in scheduler.running or i in scheduler.waiting}

@@ -48,7 +48,7 @@ def test_a_record_says_what_the_step_did() -> None:
     engine.step()
     record = watcher.records[0]
     assert (record.schedule.num_tokens, record.num_running, record.num_waiting) == (4, 1, 0)
-    assert (record.blocks_used, record.blocks_total, record.budget) == (2, 64, 8)
+    assert (record.blocks_used, record.blocks_total, record.schedule.budget) == (2, 64, 8)
     assert record.error is None
     assert record.elapsed > 0
     engine.step()

@@ -10,7 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from legato.core.block_pool import BlockPool
-from legato.core.events import Event, TokenEvent
+from legato.core.budget import Budget
+from legato.core.events import Event, ProgressEvent, PromptEvent, TokenEvent
 from legato.core.order import Fcfs
 from legato.core.plan import StepPlan
 from legato.core.prefill import PrefillPolicy
@@ -22,7 +23,7 @@ from legato.engine.engine import Engine
 from legato.engine.fake import FakeRunner
 from legato.metrics.journal import StepRecord
 from legato.metrics.prometheus import Metrics
-from legato.metrics.timeline import RequestTimeline, StepChanges, Timelines
+from legato.metrics.timeline import NO_TARGETS, RequestTimeline, StepChanges, Targets, Timelines
 
 COMMON = {"model_name": "fake", "engine": "0"}
 TTFT = "vllm:time_to_first_token_seconds"
@@ -87,12 +88,23 @@ class World:
     arrivals: dict[str, float] = field(default_factory=dict)
     ends: dict[str, FinishReason] = field(default_factory=dict)
 
-    def submit(self, name: str, num_prompt: int, max_tokens: int, **params: object) -> None:
+    def submit(
+        self,
+        name: str,
+        num_prompt: int,
+        max_tokens: int,
+        *,
+        ttft_target: float | None = None,
+        tpot_target: float | None = None,
+        **params: object,
+    ) -> None:
         request = Request(
             id=RequestId(name),
             prompt=tuple(range(1, num_prompt + 1)),
             params=SamplingParams(max_tokens=max_tokens, **params),  # type: ignore[arg-type]
             arrival=self.clock.now,
+            ttft_target=ttft_target,
+            tpot_target=tpot_target,
         )
         self.engine.submit(request)
         self.tokens[name] = []
@@ -126,6 +138,8 @@ class World:
 
     def _see(self, events: tuple[Event, ...]) -> None:
         for event in events:
+            if isinstance(event, PromptEvent | ProgressEvent):
+                continue
             if isinstance(event, TokenEvent):
                 self.tokens[event.request_id].append(self.clock.now)
             end = event.finish if isinstance(event, TokenEvent) else event.reason
@@ -142,6 +156,8 @@ def make_world(
     policy: PrefillPolicy | None = None,
     step_seconds: Callable[[StepPlan], float] = lambda _: 1.0,
     prefix_cache: bool = False,
+    timed: Budget | None = None,
+    targets: Targets = NO_TARGETS,
 ) -> World:
     """First come, first served and without foresight, to be followed by hand.
 
@@ -164,8 +180,10 @@ def make_world(
         sleep=clock.sleep,
     )
     pool = BlockPool(num_blocks, block_size)
-    metrics = Metrics(model_name="fake", budget=budget, blocks=pool)
-    scheduler = Scheduler(config, pool, prefill_policy=policy, order=Fcfs(), replies=NoForesight())
+    metrics = Metrics(model_name="fake", budget=budget, blocks=pool, targets=targets)
+    scheduler = Scheduler(
+        config, pool, prefill_policy=policy, budget=timed, order=Fcfs(), replies=NoForesight()
+    )
     engine = Engine(scheduler, runner, clock=clock)
     engine.observe(watcher)
     engine.observe(metrics)

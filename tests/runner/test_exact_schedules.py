@@ -94,7 +94,7 @@ class Bench:
         schedule = self.scheduler.schedule(0.0)
         self.scheduler.check_schedule(schedule)
         self.scheduler.commit(schedule)
-        for event in self.scheduler.complete(self.runner.run(plan(self.scheduler, schedule))):
+        for event in self.scheduler.complete(self.runner.run(plan(self.scheduler, schedule)), 0.0):
             assert isinstance(event, TokenEvent)
             self.replies[event.request_id].append(event.sampled)
             self.cached[event.request_id] = event.num_cached

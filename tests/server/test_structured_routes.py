@@ -132,6 +132,15 @@ class TestEnd:
         answer = asked(COMPLETIONS, guided_choice=["abcdef"], stop_token_ids=[ord("c")]).json()["choices"][0]
         assert (answer["text"], answer["stop_reason"]) == ("ab", ord("c"))
 
+    @pytest.mark.parametrize("fields", [{"allowed_token_ids": [97]}, {"bad_words": ["a"]}])
+    def test_other_rules_for_what_may_come_are_refused(self, fields: dict[str, object]) -> None:
+        """Together they could leave nothing, and a row without a token fails the whole step."""
+        response = asked(COMPLETIONS, guided_choice=["ab"], **fields)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, next(iter(fields)))
+
+    def test_a_bias_against_all_that_may_come_does_not_win(self) -> None:
+        assert text_of(asked(COMPLETIONS, guided_choice=["ab"], logit_bias={"97": -100, "98": -100})) == "ab"
+
     def test_ignore_eos_with_stop_tokens_of_the_client_is_refused(self) -> None:
         response = asked(COMPLETIONS, guided_choice=["a"], ignore_eos=True, stop_token_ids=[5])
         assert (response.status_code, response.json()["error"]["param"]) == (400, "ignore_eos")

@@ -20,11 +20,26 @@ from server_rig import (
 )
 
 from legato.core.order import Priority
+from legato.core.request import Request
 from legato.engine.async_engine import AsyncEngine
 from legato.server.service import Service
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = [1] * (2 * BLOCK_SIZE + 3)
+
+
+class Watcher:
+    """An observer that keeps the requests."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+
+    def submitted(self, request: Request) -> None:
+        self.requests.append(request)
+
+    def stepped(self, record: object) -> None: ...
+
+    def aborted(self, *_: object) -> None: ...
 
 
 def limited(max_waiting: int, *, step_seconds: float = 0.02) -> Service:
@@ -205,6 +220,25 @@ def test_a_stream_past_its_timeout_says_so_and_ends() -> None:
     assert "[DONE]" not in response.text
 
 
+# -- targets ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize(
+    ("sent", "tpot", "ttft"),
+    [({}, None, None), ({"tpot_target_ms": 80, "ttft_target_ms": 1_500.5}, 0.08, 1.5005)],
+)
+def test_targets_reach_the_engine_in_seconds(
+    path: str, sent: dict[str, float], tpot: float | None, ttft: float | None
+) -> None:
+    service, seen = build_service(), Watcher()
+    service.engine.engine.observe(seen)
+    prompt = {"prompt": "hi"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "hi"}]}
+    answer = ask(path, {**prompt, **sent, "max_tokens": 2, "n": 2}, service=service)
+    assert answer.status_code == 200
+    assert [(r.tpot_target, r.ttft_target) for r in seen.requests] == [(tpot, ttft)] * 2
+
+
 # -- priority ---------------------------------------------------------------------------------------------
 
 
@@ -246,6 +280,10 @@ def test_priority_is_obeyed_where_the_policy_is_and_refused_elsewhere() -> None:
         ("timeout", 0),
         ("timeout", -1),
         ("timeout", 1e9),
+        ("tpot_target_ms", 0),
+        ("tpot_target_ms", "100"),
+        ("ttft_target_ms", -1.5),
+        ("ttft_target_ms", 3_600_001),
         ("timeout", "5"),
         ("cache_salt", ""),
         ("cache_salt", "x" * 257),
@@ -260,13 +298,6 @@ def test_values_out_of_range_are_refused_by_name(path: str, field: str, value: o
     response = ask(path, {**prompt, field: value})
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith(field)
-
-
-def test_prompt_logprobs_are_refused_so_no_cache_can_make_them_wrong() -> None:
-    """E-03: by name, cold and warm alike."""
-    for body in ({"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}):
-        response = ask(COMPLETIONS, {"prompt": PROMPT, "max_tokens": 1, **body})
-        assert response.status_code == 400
 
 
 def test_the_clients_of_openai_do_not_try_again_after_a_timeout() -> None:

@@ -1,0 +1,147 @@
+"""How much of a prompt may go into one step: the budgets.
+
+A step that holds decodes delays every reply in it by as long as it takes. So the prompts beside them get
+what keeps the step within the target, and no more than `max_tokens`; prompts alone get what makes a step
+efficient.
+
+    FixedBudget    always the same number of tokens
+    TargetBudget   seconds, turned into tokens with the prices of a step (`cost`), and learned from every step
+
+The target is the longest gap between two tokens of one reply, in seconds: `Request.tpot_target`, or the
+server's. The strictest of those that decode rules.
+"""
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from legato.core.cost import CostModel, StepCost, StepShape
+
+if TYPE_CHECKING:
+    from legato.core.sequence import Sequence
+
+KNEE_LOSS = 0.05
+"""Share of a step's time, when only prompts run, that may go into what every step costs whatever its size."""
+
+
+class Limit(Enum):
+    """What bounds the prompt tokens of a step."""
+
+    TOKENS = "tokens"
+    """`max_batch_tokens`: there is no target to keep."""
+    TARGET = "target"
+    """The target of those that decode, which is kept; or `max_batch_tokens`, where that is less."""
+    FLOOR = "floor"
+    """The target leaves less than the least that keeps prompts going; they get that, and it may be missed."""
+    UNREACHABLE = "unreachable"
+    """The decodes alone take longer than the target; prompts get the floor."""
+    KNEE = "knee"
+    """Nothing decodes, and a longer step would hardly be more efficient."""
+
+
+@dataclass(slots=True)
+class Allowance:
+    """What prompts may still take of one step. It counts down as chunks are placed."""
+
+    limit: Limit
+    tokens: int
+    """The most tokens, whatever they cost."""
+    target: float | None = None
+    """Seconds that the step may take."""
+    margin: float = 1.0
+    """What its prediction is multiplied by before it is compared with the target."""
+    seconds: float = math.inf
+    """What is left of it for chunks, as `StepCost.left_beside` counts."""
+    floor: int = 0
+    """Tokens of the first chunk that are not too many even if `seconds` are."""
+    cost: StepCost | None = None
+    """The prices, if the budget knows them."""
+
+    def left(self, start: int) -> int:
+        """The most tokens of a chunk from position `start` on."""
+        if self.cost is None or self.target is None:
+            return self.tokens
+        fits = self.cost.chunk_within(self.seconds, start)
+        if fits < 2:  # a single token has a price of its own
+            fits = int(self.cost.chunk_seconds(start, 1) <= self.seconds)
+        fits = max(fits, self.floor)
+        return int(fits) if fits < self.tokens else self.tokens
+
+    def take(self, start: int, length: int) -> None:
+        """A chunk was placed. It is longer than `left` only where a policy runs a whole prompt."""
+        self.tokens -= length
+        if self.cost is None or self.target is None:
+            return
+        self.seconds -= self.cost.chunk_seconds(start, length)
+        if self.seconds < 0 and self.limit is Limit.TARGET:
+            self.limit = Limit.FLOOR
+        self.floor = 0
+
+
+class Budget(Protocol):
+    """Opens an allowance for each step, and is told how long each took."""
+
+    def allow(self, decodes: Seq["Sequence"]) -> Allowance:
+        """What prompts may take beside these decodes. Changes nothing."""
+        ...
+
+    def note(self, shape: StepShape, seconds: float) -> None:
+        """A step of this shape took so long, from the tokens before it to its own."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FixedBudget:
+    """`max_tokens` in every step, decodes included: C = B - D (Agrawal et al. 2023)."""
+
+    max_tokens: int
+
+    def allow(self, decodes: Seq["Sequence"]) -> Allowance:
+        return Allowance(Limit.TOKENS, self.max_tokens - len(decodes))
+
+    def note(self, shape: StepShape, seconds: float) -> None:
+        """Time does not matter here."""
+
+
+class TargetBudget:
+    """As many prompt tokens as the target allows, by the prices that it learns."""
+
+    def __init__(
+        self, max_tokens: int, model: CostModel, *, target: float | None = None, floor: int = 1
+    ) -> None:
+        """`target` in seconds, for requests without their own; None for no such target.
+
+        `floor`: prompt tokens in a step, at least, while there are any to compute.
+        """
+        self.model = model
+        self.target = target
+        self._max_tokens = max_tokens
+        self._floor = floor
+
+    def allow(self, decodes: Seq["Sequence"]) -> Allowance:
+        tokens, cost = self._max_tokens - len(decodes), self.model.cost
+        if not decodes and self.target is not None:
+            knee = max(cost.knee(KNEE_LOSS), self._floor)
+            if knee < tokens:
+                return Allowance(Limit.KNEE, int(knee), cost=cost)
+        own = [s.request.tpot_target or self.target for s in decodes]
+        target = min((seconds for seconds in own if seconds is not None), default=None)
+        if target is None:
+            return Allowance(Limit.TOKENS, tokens, cost=cost)
+        alone = StepShape(len(decodes), 0, sum(s.num_known for s in decodes), 0, True)
+        seconds = cost.left_beside(alone, target / self.model.margin)
+        limit = Limit.UNREACHABLE if cost.seconds(alone) > target else Limit.TARGET
+        return Allowance(
+            limit,
+            tokens,
+            target=target,
+            margin=self.model.margin,
+            seconds=seconds,
+            floor=min(self._floor, tokens),
+            cost=cost,
+        )
+
+    def note(self, shape: StepShape, seconds: float) -> None:
+        self.model.note(shape, seconds)

@@ -1,0 +1,85 @@
+"""What steps cost, in a file: the samples of a calibration, and what they were measured on.
+
+`legato serve` keeps such files so as to calibrate once, `legato tune` writes them, `legato simulate` and
+`legato serve --simulate` read them. JSON: a person can read it, and another program can make one.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from legato.core.cost import CostModel, StepShape
+from legato.errors import ConfigError
+
+Count = Annotated[int, Field(ge=0)]
+Size = Annotated[int, Field(ge=1)]
+
+
+class Sample(BaseModel):
+    """A step that was measured; the fields of `StepShape`, and how long it took."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    num_decodes: Count
+    num_prefill: Count
+    decode_context: Count
+    prefill_pairs: Count
+    samples: bool
+    seconds: Annotated[float, Field(gt=0)]
+
+    @property
+    def shape(self) -> StepShape:
+        return StepShape(
+            self.num_decodes, self.num_prefill, self.decode_context, self.prefill_pairs, self.samples
+        )
+
+
+class CostFile(BaseModel):
+    """Samples in the order in which they were measured."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    format: Literal[1] = 1
+    model: str
+    """The model's name."""
+    measured_on: dict[str, str]
+    """Machine and choices, in words."""
+    vocab_size: Size
+    max_model_len: Size
+    block_size: Size
+    num_blocks: Size
+    samples: Annotated[tuple[Sample, ...], Field(min_length=1)]
+
+    def cost_model(self) -> CostModel:
+        """A model that has learned from the samples."""
+        return CostModel([(sample.shape, sample.seconds) for sample in self.samples])
+
+    def ratios(self) -> tuple[float, ...]:
+        """measured / predicted of each sample, sorted: how far steps of one shape differ."""
+        cost = self.cost_model().cost
+        return tuple(sorted(sample.seconds / cost.seconds(sample.shape) for sample in self.samples))
+
+
+def read_cost_file(path: Path) -> CostFile:
+    """Raises `ConfigError` that names the file and what is wrong with it."""
+    try:
+        return CostFile.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cost file {path}: cannot be read ({error.strerror})") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    raise ConfigError(f"cost file {path}: {where + ': ' if where else ''}{first['msg']}")
+
+
+def write_cost_file(path: Path, costs: CostFile) -> None:
+    """Whole or not at all. Raises `ConfigError` if it cannot be written."""
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(costs.model_dump(), indent=1) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise ConfigError(f"cost file {path}: cannot be written ({error.strerror})") from None

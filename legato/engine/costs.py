@@ -1,0 +1,71 @@
+"""The costs of steps for an engine that is being built: from an earlier start's file, or measured now."""
+
+import hashlib
+import json
+import logging
+import os
+import platform
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from legato import __version__
+from legato.core.scheduler import SchedulerConfig
+from legato.engine.calibration import calibrate
+from legato.engine.cost_file import CostFile, Sample, read_cost_file, write_cost_file
+from legato.engine.protocol import Runner
+from legato.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+MAX_SECONDS = 8.0
+"""Of a calibration, about; most need less."""
+
+
+def step_costs(
+    runner: Runner,
+    config: SchedulerConfig,
+    *,
+    model: str,
+    source: Path,
+    choices: Mapping[str, str],
+    cache_dir: Path,
+    anew: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
+) -> CostFile:
+    """What steps cost here. Kept for each model file, machine and set of `choices`; `anew` measures anyway.
+
+    The KV cache must be unused. A file that cannot be read or written is told of and costs only time.
+    """
+    measured_on = {"machine": _machine(), "legato": __version__, **choices}
+    path = cache_dir / "costs" / f"{_key(source, config, measured_on)}.json"
+    if path.exists() and not anew:
+        try:
+            return read_cost_file(path)
+        except ConfigError as error:
+            logger.warning("%s; measuring anew", error.message)
+    samples = calibrate(runner, config, max_seconds=MAX_SECONDS, progress=progress)
+    costs = CostFile(
+        model=model,
+        measured_on=measured_on,
+        vocab_size=config.vocab_size,
+        max_model_len=config.max_model_len,
+        block_size=runner.block_size,
+        num_blocks=runner.num_blocks,
+        samples=tuple(Sample(**shape._asdict(), seconds=seconds) for shape, seconds in samples),
+    )
+    try:
+        write_cost_file(path, costs)
+    except ConfigError as error:
+        logger.warning("%s", error.message)
+    return costs
+
+
+def _key(source: Path, config: SchedulerConfig, measured_on: Mapping[str, str]) -> str:
+    status = source.stat()
+    limits = config.max_batch_tokens, config.max_running
+    identity = [str(source), status.st_size, status.st_mtime_ns, limits, sorted(measured_on.items())]
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:24]
+
+
+def _machine() -> str:
+    return f"{platform.node()}, {platform.machine()}, {os.cpu_count()} cores"

@@ -1,0 +1,42 @@
+"""From settings to a scheduler: which budget, order and prefill policy they mean."""
+
+from legato.config import EngineSettings, in_seconds
+from legato.core.block_pool import BlockPool
+from legato.core.budget import TargetBudget
+from legato.core.cost import CostModel
+from legato.core.order import ORDERS
+from legato.core.prefill import Chunked, FillBudget, PrefillPolicy, WholePrompt
+from legato.core.scheduler import Scheduler, SchedulerConfig
+
+
+def scheduler_config(engine: EngineSettings, *, max_model_len: int, vocab_size: int) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_batch_tokens=engine.token_limit,
+        max_running=engine.running_limit,
+        max_model_len=max_model_len,
+        vocab_size=vocab_size,
+        min_chunk=engine.min_chunk,
+        prefix_cache=engine.prefix_cache,
+        strict=engine.admission == "strict",
+    )
+
+
+def make_scheduler(
+    engine: EngineSettings, config: SchedulerConfig, pool: BlockPool, costs: CostModel
+) -> Scheduler:
+    """`config` is that of the settings. `costs` learns from every step."""
+    target = in_seconds(engine.tpot_target_ms)
+    return Scheduler(
+        config,
+        pool,
+        prefill_policy=prefill_policy(engine.prefill_chunk),
+        budget=TargetBudget(engine.token_limit, costs, target=target, floor=engine.min_chunk),
+        order=ORDERS[engine.policy](engine.token_limit),
+    )
+
+
+def prefill_policy(prefill_chunk: int | None) -> PrefillPolicy:
+    """The policy of the setting: None fills the budget, 0 turns chunking off, n takes at most n tokens."""
+    if prefill_chunk is None:
+        return FillBudget()
+    return Chunked(prefill_chunk) if prefill_chunk else WholePrompt()

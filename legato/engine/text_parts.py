@@ -1,0 +1,87 @@
+"""What turns text into tokens and back, from a model's files: tokenizer, chat template, sampling defaults."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from legato.config import ModelSettings
+from legato.errors import ConfigError, ModelError
+from legato.models.load import OpenedModel
+from legato.text.chat import ChatTemplate, load_template, template_from_folder, template_from_gguf
+from legato.text.sampling_defaults import (
+    SamplingDefaults,
+    sampling_defaults_from_folder,
+    sampling_defaults_from_gguf,
+)
+from legato.text.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
+
+
+@dataclass(frozen=True, slots=True)
+class TextParts:
+    """All of a model that its weights are not needed for."""
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    """None for a base model: it has no chat format."""
+    sampling_defaults: SamplingDefaults
+
+
+def load_text(model: ModelSettings, opened: OpenedModel, path: Path, *, for_chat: bool) -> TextParts:
+    """Raises `ModelError` for the model's files at `path`, and `ConfigError` for a template that was asked
+    for or, `for_chat`, is missing."""
+    tokenizer = _tokenizer(opened, path)
+    chat_template = _chat_template(model.chat_template, opened, path, tokenizer)
+    if for_chat and chat_template is None:
+        raise ConfigError(
+            f"{opened.name} is a base model without a chat template; give one with --chat-template, use "
+            "`legato generate`, or a model made for it: qwen2.5-coder-1.5b-instruct",
+            param="chat_template",
+        )
+    return TextParts(tokenizer, chat_template, _sampling_defaults(model.generation_config, opened, path))
+
+
+def _tokenizer(opened: OpenedModel, path: Path) -> Tokenizer:
+    if opened.gguf is None:
+        return tokenizer_from_folder(path, opened.spec.vocab_size)
+    with _in_file(path):
+        return tokenizer_from_gguf(opened.gguf.metadata, opened.spec.vocab_size)
+
+
+def _sampling_defaults(asked: str, opened: OpenedModel, path: Path) -> SamplingDefaults:
+    if asked == "none":
+        return SamplingDefaults()
+    if opened.gguf is None:
+        return sampling_defaults_from_folder(path)
+    with _in_file(path):
+        return sampling_defaults_from_gguf(opened.gguf.metadata)
+
+
+def _chat_template(
+    asked: str | None, opened: OpenedModel, path: Path, tokenizer: Tokenizer
+) -> ChatTemplate | None:
+    """The template asked for, or the model's own; None if there is neither."""
+    if asked is not None:
+        return _parse(load_template(asked), tokenizer)
+    source = template_from_folder(path) if opened.gguf is None else None
+    with _in_file(path):
+        if opened.gguf is not None:
+            source = template_from_gguf(opened.gguf.metadata)
+        return None if source is None else _parse(source, tokenizer)
+
+
+def _parse(source: str, tokenizer: Tokenizer) -> ChatTemplate:
+    return ChatTemplate(
+        source,
+        bos_token=tokenizer.special_text(tokenizer.bos_id),
+        eos_token=tokenizer.special_text(tokenizer.eos_id),
+    )
+
+
+@contextmanager
+def _in_file(path: Path) -> Iterator[None]:
+    """Name the file in errors of parts that see only what was in it."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{path}: {error.message}") from error

@@ -1,0 +1,243 @@
+"""How much of a prompt goes into a step: allowances against their definition, targets against predictions."""
+
+import math
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from rig import build_rig
+
+from legato.core.budget import KNEE_LOSS, Allowance, FixedBudget, Limit, TargetBudget
+from legato.core.cost import CostModel, StepCost, shape_of
+from legato.core.request import Request, RequestId, SamplingParams
+from legato.core.sequence import Sequence
+
+TRUE = StepCost(step=0.012, head=0.006, decode=1.5e-3, prefill=6e-4, context=3e-7, pair=4e-8)
+
+
+def price(most: float, least: float = 0.0) -> st.SearchStrategy[float]:
+    return st.floats(least, most, allow_subnormal=False)
+
+
+COSTS = st.builds(
+    StepCost,
+    step=price(0.1, 1e-6),
+    head=price(0.1),
+    decode=price(0.01),
+    prefill=price(0.01),
+    context=price(1e-5),
+    pair=st.one_of(st.just(0.0), price(1e-6, 1e-12)),
+    pace=st.tuples(*[st.floats(0.5, 2.0)] * 3),
+)
+
+
+def decode(num_known: int, target: float | None = None) -> Sequence:
+    """A sequence with only its newest token to compute."""
+    params = SamplingParams(max_tokens=9)
+    prompt = (1,) * num_known
+    request = Request(id=RequestId("d"), prompt=prompt, params=params, arrival=0.0, tpot_target=target)
+    return Sequence(
+        request,
+        number=0,
+        chain=[],
+        guaranteed=False,
+        entry_step=0,
+        entry_time=0.0,
+        num_computed=num_known - 1,
+    )
+
+
+def knowing(cost: StepCost, margin: float = 1.0) -> CostModel:
+    model = CostModel(prior=cost)
+    model.margin = margin
+    return model
+
+
+def budget_of(
+    target: float | None, *, max_tokens: int = 2048, floor: int = 32, margin: float = 1.0
+) -> TargetBudget:
+    return TargetBudget(max_tokens, knowing(TRUE, margin), target=target, floor=floor)
+
+
+# -- an allowance -----------------------------------------------------------------------------------------
+
+
+@given(COSTS, st.floats(-1, 5), st.integers(0, 20_000), st.integers(0, 3_000), st.integers(0, 64))
+def test_what_is_left_fits_and_one_token_more_does_not(
+    cost: StepCost, seconds: float, start: int, tokens: int, floor: int
+) -> None:
+    allowance = Allowance(
+        Limit.TARGET, tokens, target=1.0, seconds=seconds, floor=min(floor, tokens), cost=cost
+    )
+    assume(seconds >= 0 or cost.prefill > 0)
+    left, tiny = allowance.left(start), 1e-9 * max(abs(seconds), 1)
+    assert allowance.floor <= left <= tokens
+    if left > allowance.floor:
+        assert cost.chunk_seconds(start, left) <= seconds + tiny
+    if left < tokens:
+        assert cost.chunk_seconds(start, left + 1) > seconds - tiny
+
+
+@given(COSTS, st.floats(0.001, 5), st.lists(st.tuples(st.integers(0, 9_000), st.floats(0, 1)), max_size=6))
+def test_what_is_taken_is_gone(cost: StepCost, seconds: float, asks: list[tuple[int, float]]) -> None:
+    allowance = Allowance(Limit.TARGET, 2048, target=9.0, seconds=seconds, cost=cost)
+    spent, placed = 0.0, 0
+    for start, share in asks:
+        length = math.ceil(share * allowance.left(start))
+        if length:
+            allowance.take(start, length)
+            spent, placed = spent + cost.chunk_seconds(start, length), placed + length
+    assert allowance.tokens == 2048 - placed
+    assert allowance.seconds == pytest.approx(seconds - spent, abs=1e-9)
+    assert (allowance.limit is Limit.FLOOR) == (allowance.seconds < 0)
+
+
+def test_a_chunk_far_into_a_text_is_shorter() -> None:
+    allowance = budget_of(0.1).allow([decode(100)])
+    assert allowance.left(0) > 1.5 * allowance.left(8_000) > allowance.left(16_000)
+
+
+# -- budgets ----------------------------------------------------------------------------------------------
+
+
+def test_a_fixed_budget_is_what_the_decodes_leave() -> None:
+    allowance = FixedBudget(64).allow([decode(10, 0.001)] * 5)
+    assert (allowance.limit, allowance.left(0), allowance.left(9_000)) == (Limit.TOKENS, 59, 59)
+    allowance.take(0, 50)
+    assert allowance.left(7) == 9
+
+
+@given(
+    target=st.floats(0.001, 2),
+    margin=st.floats(1, 1.5),
+    contexts=st.lists(st.integers(1, 3_000), min_size=1, max_size=16),
+    asks=st.lists(st.tuples(st.integers(0, 9_000), st.floats(0, 1)), max_size=5),
+    floor=st.integers(1, 64),
+    cost=COSTS,
+)
+def test_a_step_keeps_the_target_or_says_that_it_does_not(
+    target: float,
+    margin: float,
+    contexts: list[int],
+    asks: list[tuple[int, float]],
+    floor: int,
+    cost: StepCost,
+) -> None:
+    """Whatever share of what is left the prompts take, chunk after chunk."""
+    budget = TargetBudget(1024, knowing(cost, margin), target=target, floor=floor)
+    allowance = budget.allow([decode(num) for num in contexts])
+    runs = [(num - 1, 1, True) for num in contexts]
+    alone = cost.seconds(shape_of(runs))
+    assert (allowance.limit is Limit.UNREACHABLE) == (alone > target)
+    for start, share in asks:
+        length = math.ceil(share * allowance.left(start))
+        if length:
+            allowance.take(start, length)
+            runs.append((start, length, False))
+    shape = shape_of(runs)
+    assert sum(length for _, length, _ in runs) <= 1024
+    if allowance.limit is Limit.TARGET and shape.num_prefill:
+        assert cost.seconds(shape) * margin <= target * (1 + 1e-9)
+
+
+def test_the_strictest_of_those_that_decode_rules() -> None:
+    """Their own targets and the server's; one that is looser than the server's is looser."""
+    budget = budget_of(0.2)
+    cases = [
+        ([None, None], 0.2),
+        ([None, 0.1], 0.1),
+        ([0.3, 0.1, None], 0.1),
+        ([0.3, 0.4], 0.3),
+    ]
+    for own, expected in cases:
+        assert budget.allow([decode(50, target) for target in own]).target == expected
+    assert budget_of(None).allow([decode(50), decode(50, 0.15)]).target == 0.15
+    strict, loose = (budget.allow([decode(50, target)]).left(0) for target in (0.1, 0.3))
+    assert 0 < strict < loose
+
+
+def test_without_any_target_it_is_the_fixed_budget() -> None:
+    allowance = budget_of(None, max_tokens=256).allow([decode(50)] * 8)
+    assert (allowance.limit, allowance.left(0), allowance.left(9_000)) == (Limit.TOKENS, 248, 248)
+    allowance = budget_of(None, max_tokens=256).allow([])
+    assert (allowance.limit, allowance.left(0)) == (Limit.TOKENS, 256)
+
+
+def test_prompts_alone_get_the_knee() -> None:
+    """12 ms for whatever is in a step, 0.6 ms for each token: 380 tokens spend a twentieth on the former."""
+    allowance = budget_of(0.05).allow([])
+    assert (allowance.limit, allowance.target) == (Limit.KNEE, None)
+    assert allowance.left(0) == allowance.left(9_000) == int(TRUE.step / TRUE.prefill * 19) == 380
+    assert TRUE.step / (TRUE.step + 380 * TRUE.prefill) == pytest.approx(KNEE_LOSS, rel=0.01)
+    assert budget_of(0.05, max_tokens=100).allow([]).limit is Limit.TOKENS
+    assert budget_of(0.05, floor=700).allow([]).left(0) == 700
+
+
+def test_tokens_that_cost_nothing_have_no_knee() -> None:
+    """A fit may say so for a while."""
+    free = StepCost(step=0.01, head=0, decode=0, prefill=0, context=0, pair=0)
+    allowance = TargetBudget(64, knowing(free), target=0.05).allow([])
+    assert (allowance.limit, allowance.left(0)) == (Limit.TOKENS, 64)
+
+
+@pytest.mark.parametrize(("target", "limit"), [(0.001, Limit.UNREACHABLE), (0.0325, Limit.FLOOR)])
+def test_the_floor_keeps_prompts_going_where_the_target_cannot_and_it_shows(
+    target: float, limit: Limit
+) -> None:
+    """8 decodes take 30 ms. The first chunk gets the floor, the others of the step nothing."""
+    allowance = budget_of(target).allow([decode(100)] * 8)
+    assert allowance.left(0) == allowance.left(9_000) == 32
+    allowance.take(9_000, 32)
+    assert allowance.left(0) == 0
+    assert allowance.limit is limit
+
+
+def test_a_larger_margin_leaves_less() -> None:
+    left = [budget_of(0.1, margin=margin).allow([decode(100)] * 8).left(0) for margin in (1.0, 1.1, 1.3)]
+    assert left == sorted(left, reverse=True)
+    assert left[0] > left[-1] > 0
+
+
+def test_a_single_token_that_is_dear_is_not_taken_for_a_cheap_one() -> None:
+    """To the model it is a decode; here one costs 20 times a prompt's token."""
+    cost = StepCost(step=0.01, head=0, decode=0.02, prefill=0.001, context=0, pair=0)
+    allowance = Allowance(Limit.TARGET, 100, target=1.0, seconds=0.0015, cost=cost)
+    assert allowance.left(0) == 0
+    allowance = Allowance(Limit.TARGET, 100, target=1.0, seconds=0.010, cost=cost)
+    assert allowance.left(0) == 10
+    allowance.take(0, 1)
+    assert allowance.limit is Limit.FLOOR
+
+
+# -- in a scheduler ---------------------------------------------------------------------------------------
+
+
+def test_gaps_keep_to_the_target_while_a_long_prompt_arrives_and_the_machine_slows_down() -> None:
+    """Steps last as the true prices say, give or take 3 %; the budget starts with the prior alone."""
+    draw = random.Random(0)
+    speed = [1.0]
+    rig = build_rig(
+        budget=2048,
+        max_running=16,
+        num_blocks=1000,
+        block_size=16,
+        timed=TargetBudget(2048, CostModel(), target=0.1, floor=32),
+        seconds=lambda shape: speed[0] * TRUE.seconds(shape) * draw.lognormvariate(0, 0.03),
+    )
+    for i in range(8):
+        rig.add(f"s{i}", 40, max_tokens=400)
+    for _ in range(60):  # the prior is learned away
+        rig.step()
+    for factor, num, used in ((1.0, 0, 0.85), (1.5, 20, 0.75)):
+        speed[0] = factor
+        rig.add(f"long {factor}", 4_000, max_tokens=1)
+        times = [rig.now]
+        while any(name.startswith("long") for name in rig.scheduler.running) or rig.scheduler.waiting:
+            rig.step()
+            times.append(rig.now)
+        gaps = [after - before for before, after in pairwise(times)][num:]
+        assert len(gaps) > 20
+        assert max(gaps) < 0.1 * 1.1
+        assert sum(gaps) / len(gaps) > 0.1 * used, "the target is made use of"

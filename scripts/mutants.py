@@ -38,6 +38,8 @@ VICTIMS = "tests/core/test_victims.py::test_"
 LOOKUPS = "tests/core/test_lookups.py::test_"
 TERMS = "tests/server/test_terms.py::test_"
 ADMISSION = "tests/core/test_admission.py::test_"
+SIM = "tests/sim/test_simulator.py::test_"
+FAKE = "tests/engine/test_fake_runner.py::test_"
 COST = "tests/core/test_cost.py::test_"
 BUDGET = "tests/core/test_budget.py::test_"
 TARGETS = "tests/metrics/test_targets.py::test_"
@@ -592,10 +594,45 @@ MUTANTS = (
         COST + "new_samples_take_the_place_of_old_ones_of_their_kind",
     ),
     Mutant(
+        "a familiar kind of step never moves the prices again",
+        "legato/core/cost.py",
+        "if not settled or self._seen[kind] % EVERY == 0:",
+        "if self._seen[kind] <= FAMILIAR:",
+        COST + "new_samples_take_the_place_of_old_ones_of_their_kind",
+    ),
+    Mutant(
+        "a simulation that delivers arrivals one step late",
+        "legato/sim/simulator.py",
+        "while coming and coming[0][1].time <= clock.now:",
+        "while coming and coming[0][1].time < clock.now or coming and not engine.has_work:",
+        SIM + "a_history_makes_the_schedules_that_an_engine_makes",
+    ),
+    Mutant(
+        "a simulation in which nobody leaves",
+        "legato/sim/simulator.py",
+        "        _leave(engine, leaving, clock.now)\n",
+        "",
+        SIM + "a_history_makes_the_schedules_that_an_engine_makes",
+    ),
+    Mutant(
+        "a fake runner that reads only the last block",
+        "legato/engine/fake.py",
+        "total = sum(map(self._totals.__getitem__, seq.blocks[:num_full]))",
+        "total = 0",
+        FAKE + "a_wrong_block_anywhere_in_the_table_changes_the_answer",
+    ),
+    Mutant(
+        "all prompts of a workload share their beginning",
+        "legato/workload/arrival.py",
+        "shake_128(part.name.encode())",
+        "shake_128(b'')",
+        "tests/workload/test_arrivals.py::test_prompts_share_exactly_the_parts_that_they_have_in_common",
+    ),
+    Mutant(
         "all kinds of steps fade together",
         "legato/core/cost.py",
-        "kind = num_decodes.bit_length(), num_prefill.bit_length(), (context >> 10).bit_length()",
-        "kind = (context * 0,)",
+        "return shape.num_decodes.bit_length(), shape.num_prefill.bit_length(), (context >> 10).bit_length()",
+        "return (context * 0,)",
         COST + "hours_of_steady_decodes_do_not_make_it_forget_long_contexts",
     ),
     Mutant(
@@ -629,8 +666,8 @@ MUTANTS = (
     Mutant(
         "a step may be predicted to take no time",
         "legato/core/cost.py",
-        'max(prices["step"], LEAST_STEP)',
-        'prices["step"]',
+        'max(self._prices["step"], LEAST_STEP)',
+        'self._prices["step"]',
         COST + "no_history_makes_a_price_negative_or_a_prediction_nothing",
     ),
     Mutant(
@@ -657,8 +694,8 @@ MUTANTS = (
     Mutant(
         "the loosest target rules",
         "legato/core/budget.py",
-        "target = min((seconds",
-        "target = max((seconds",
+        "target = min([seconds",
+        "target = max([seconds",
         BUDGET + "the_strictest_of_those_that_decode_rules",
     ),
     Mutant(

@@ -2,18 +2,23 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 
 from legato.cli.options import cache_dir
 from legato.config import Settings
-from legato.engine.llm import LLM
+
+if TYPE_CHECKING:
+    from legato.engine.llm import LLM
 
 
-def load_llm(settings: Settings, *, alone: bool = False, for_chat: bool = False) -> LLM:
+def load_llm(settings: Settings, *, alone: bool = False, for_chat: bool = False) -> "LLM":
     """The model of the settings, ready for offline use; `alone` for one request at a time, with memory for
     no more; `for_chat` only if it has a chat template."""
+    from legato.engine.llm import LLM  # torch takes seconds, and not every command needs it
+
     engine = settings.engine.model_copy(update={"max_running": 1}) if alone else settings.engine
     with stages() as progress:
         return LLM.load(settings.model, engine, cache_dir=cache_dir(), progress=progress, for_chat=for_chat)

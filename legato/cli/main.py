@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ import typer
 from legato.cli.options import schema, takes_settings, unknown_variables
 from legato.config import Settings
 from legato.errors import LegatoError
+from legato.workload.scenario import SCENARIOS
 
 app = typer.Typer(
     name="legato",
@@ -19,14 +21,27 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+NOT_SIMULATED = (
+    *("model", "served_model_name", "chat_template", "dtype", "weights", "kv_memory", "device", "threads"),
+    *("attention", "kv_dtype", "calibrate", "generation_config"),
+)
+"""Settings that a simulation has no use for."""
+COST_HELP = "What steps cost: a .json file that a calibration wrote. Default: gemma3-270m on two cores."
+SIMULATE_HELP = "Load no model: made-up text at the pace of these costs (a .json file, or gemma3-270m)."
+SCENARIO_HELP = f"A built-in workload ({', '.join(SCENARIOS)}) or a JSON file."
+
 
 @app.command()
 @takes_settings("model", "engine", "server", model_argument=True)
-def serve(settings: Settings) -> None:
+def serve(
+    settings: Settings,
+    simulate: Annotated[str | None, typer.Option(help=SIMULATE_HELP)] = None,
+    noise: Annotated[bool, typer.Option(help="With --simulate: steps differ as measured ones did.")] = True,
+) -> None:
     """Serve MODEL over the OpenAI HTTP API."""
     from legato.cli.serve import serve_model
 
-    serve_model(settings)
+    serve_model(settings, simulate=simulate, noise=noise)
 
 
 @app.command()
@@ -81,6 +96,66 @@ def doctor(
         check_exactness(settings, seconds, seed)
     else:
         examine(settings, as_json)
+
+
+@app.command()
+@takes_settings("model", "engine", model_argument=False, without=NOT_SIMULATED)
+def simulate(
+    settings: Settings,
+    trace: Annotated[
+        Path | None, typer.Option(help="Recorded traffic: CSV, or JSON lines as Mooncake's.")
+    ] = None,
+    scenario: Annotated[str | None, typer.Option(help=SCENARIO_HELP)] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.0, help="Requests a second, in place of the trace's times.")
+    ] = None,
+    burstiness: Annotated[
+        float, typer.Option(min=0.0, help="Of a rate. 1: Poisson; less: in bursts; inf: a fixed beat.")
+    ] = 1.0,
+    prompt: Annotated[int | None, typer.Option(min=1, help="Tokens of each prompt, with --rate.")] = None,
+    output: Annotated[int | None, typer.Option(min=1, help="Tokens of each reply, with --prompt.")] = None,
+    start: Annotated[float, typer.Option(min=0.0, help="Begin so many seconds into the workload.")] = 0.0,
+    duration: Annotated[
+        float | None, typer.Option(min=0.0, help="Seconds of it in which requests come.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most requests.")] = None,
+    length_scale: Annotated[float, typer.Option(min=0.0, help="Multiplies all lengths.")] = 1.0,
+    time_scale: Annotated[
+        float, typer.Option(min=0.0, help="Multiplies all times: 0.5 doubles the rate.")
+    ] = 1.0,
+    cost: Annotated[str | None, typer.Option(help=COST_HELP)] = None,
+    noise: Annotated[bool, typer.Option(help="Steps differ as the measured ones did.")] = True,
+    seed: Annotated[int, typer.Option(help="Draws arrivals and noise.")] = 0,
+    as_json: Annotated[Path | None, typer.Option("--json", help="File for all numbers.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="HTML file for charts.")] = None,
+    journal: Annotated[Path | None, typer.Option(help="File for a line of JSON for each step.")] = None,
+) -> None:
+    """Serve a workload in simulated time: the real scheduler, no model, hours in seconds."""
+    from legato.cli.simulate import WorkloadChoice, simulate_workload
+
+    choice = WorkloadChoice(
+        trace=trace,
+        scenario=scenario,
+        rate=rate,
+        burstiness=burstiness,
+        prompt=prompt,
+        output=output,
+        start=start,
+        duration=duration,
+        limit=limit,
+        length_scale=length_scale,
+        time_scale=time_scale,
+    )
+    simulate_workload(
+        settings,
+        choice,
+        cost=cost,
+        seed=seed,
+        noise=noise,
+        as_json=as_json,
+        plot_file=plot,
+        journal=journal,
+    )
 
 
 @app.command()

@@ -127,10 +127,10 @@ class TargetBudget:
             if knee < tokens:
                 return Allowance(Limit.KNEE, int(knee), cost=cost)
         own = [s.request.tpot_target or self.target for s in decodes]
-        target = min((seconds for seconds in own if seconds is not None), default=None)
+        target = min([seconds for seconds in own if seconds is not None], default=None)
         if target is None:
             return Allowance(Limit.TOKENS, tokens, cost=cost)
-        alone = StepShape(len(decodes), 0, sum(s.num_known for s in decodes), 0, True)
+        alone = StepShape(len(decodes), 0, sum([len(s.tokens) for s in decodes]), 0, True)
         seconds = cost.left_beside(alone, target / self.model.margin)
         limit = Limit.UNREACHABLE if cost.seconds(alone) > target else Limit.TARGET
         return Allowance(

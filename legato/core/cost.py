@@ -15,7 +15,7 @@ and how the machine feels at the moment: near 1. Knows no clock, no request and 
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -37,6 +37,9 @@ LEAST_STEP = 1e-6
 """Seconds; so nothing is ever predicted to take no time."""
 PACE_STEP = 0.1
 """Share of each error that goes into the pace."""
+FAMILIAR, EVERY, SETTLED = 32, 16, 0.05
+"""Once so many steps of a kind were learned from, one in so many moves the prices: solving for them takes
+longer than scheduling a step. All do that come while the pace is further from 1 than this."""
 WINDOW = 256
 """Predictions over which errors and the margin are taken."""
 MARGIN_QUANTILE = 0.95
@@ -104,7 +107,7 @@ class StepCost:
 
     def left_beside(self, decodes: StepShape, seconds: float) -> float:
         """What a step of `seconds` leaves for chunks beside decodes; before the pace, as the `chunk_*`."""
-        mixed = self.pace[decodes._replace(num_prefill=1).mix]
+        mixed = self.pace[2 if decodes.num_decodes else 1]
         return seconds / mixed - self.seconds(decodes) / self.pace[decodes.mix]
 
     def chunk_seconds(self, start: int, length: int) -> float:
@@ -160,7 +163,9 @@ class CostModel:
         """`samples` are steps that were measured before: shape and seconds of each."""
         self.cost = prior
         """The prices as of now."""
+        self._prices = {name: getattr(prior, name) for name in PRICES}
         self._kinds: dict[tuple[int, ...], Sums] = {}
+        self._seen: Counter[tuple[int, ...]] = Counter()  # steps of each kind
         self._total: Sums = [0.0] * (len(PRICES) * (len(PRICES) + 1))
         """Over all kinds."""
         self._errors = deque([PRIOR_ERROR] * 8, maxlen=WINDOW)
@@ -170,7 +175,7 @@ class CostModel:
         self.margin = 1 + PRIOR_ERROR
         """Times a prediction, it holds for `MARGIN_QUANTILE` of the steps. At least 1."""
         for shape in PRIOR_SHAPES:
-            self._add(shape, prior.seconds(shape), PRIOR_WEIGHT)
+            self._add(shape, kind_of(shape), prior.seconds(shape), PRIOR_WEIGHT)
         for shape, seconds in samples:
             self.note(shape, seconds)
         if samples:
@@ -187,14 +192,18 @@ class CostModel:
         ratio = seconds / self.cost.seconds(shape)
         usual = quantile(tuple(self._errors)[-USUAL:], 0.5)
         tolerated = OUTLIER * max(usual, LEAST_ERROR)
-        residual = abs(1 / ratio - 1)  # as the least squares count it: of what was measured
-        self._add(shape, seconds, min(1.0, tolerated / residual) if residual else 1.0)
+        kind = kind_of(shape)
+        self._seen[kind] += 1
+        settled = self._seen[kind] > FAMILIAR and abs(self.cost.pace[shape.mix] - 1) <= SETTLED
+        if not settled or self._seen[kind] % EVERY == 0:
+            residual = abs(1 / ratio - 1)  # as the least squares count it: of what was measured
+            self._add(shape, kind, seconds, min(1.0, tolerated / residual) if residual else 1.0)
+            self._prices = dict(zip(PRICES, solve_nonnegative(self._total, len(PRICES)), strict=True))
+            self._prices["step"] = max(self._prices["step"], LEAST_STEP)
         self._note_error(shape, ratio)
         pace = list(self.cost.pace)
         pace[shape.mix] *= min(max(ratio, 1 / (1 + tolerated)), 1 + tolerated) ** PACE_STEP
-        prices = dict(zip(PRICES, solve_nonnegative(self._total, len(PRICES)), strict=True))
-        prices["step"] = max(prices["step"], LEAST_STEP)
-        self.cost = StepCost(**prices, pace=(pace[0], pace[1], pace[2]))
+        self.cost = StepCost(**self._prices, pace=(pace[0], pace[1], pace[2]))
 
     def _judge(self, samples: Sequence[tuple[StepShape, float]]) -> None:
         """Take errors and margin from what was learned, not from the way there."""
@@ -210,16 +219,21 @@ class CostModel:
             self._ratios.append(ratio)
             self.margin = max(1.0, quantile(self._ratios, MARGIN_QUANTILE))
 
-    def _add(self, shape: StepShape, seconds: float, weight: float) -> None:
+    def _add(self, shape: StepShape, kind: tuple[int, ...], seconds: float, weight: float) -> None:
         num_decodes, num_prefill, decode_context, prefill_pairs, samples = shape
         row = [x / seconds for x in (1, samples, num_decodes, num_prefill, decode_context, prefill_pairs)]
-        context = decode_context // max(num_decodes, 1) + prefill_pairs // max(num_prefill, 1)
-        kind = num_decodes.bit_length(), num_prefill.bit_length(), (context >> 10).bit_length()
         new = sample_sums(row, weight)
         old = self._kinds.get(kind, [0.0] * len(new))
         self._kinds[kind] = [KEEP * was + more for was, more in zip(old, new, strict=True)]
         change = zip(self._total, old, new, strict=True)
         self._total = [total - (1 - KEEP) * was + more for total, was, more in change]
+
+
+def kind_of(shape: StepShape) -> tuple[int, ...]:
+    """Steps of one kind are alike: decodes, tokens in chunks and mean context, each to a power of two."""
+    context = shape.decode_context // max(shape.num_decodes, 1)
+    context += shape.prefill_pairs // max(shape.num_prefill, 1)
+    return shape.num_decodes.bit_length(), shape.num_prefill.bit_length(), (context >> 10).bit_length()
 
 
 def quantile(values: Iterable[float], q: float) -> float:

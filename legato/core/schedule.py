@@ -84,19 +84,19 @@ class Schedule:
     cost: StepCost | None = None
     """The prices that it was decided by, if the budget knows time."""
 
-    @cached_property
+    @property
     def runs(self) -> tuple[Chunk, ...]:
         """Everything that runs, in the order of the batch: decodes first."""
         return self.decodes + self.chunks
 
-    @cached_property
+    @property
     def num_tokens(self) -> int:
-        return sum(run.length for run in self.runs)
+        return len(self.decodes) + self.num_prefill_tokens
 
     @cached_property
     def shape(self) -> StepShape:
         """What its time depends on."""
-        return shape_of((run.start, run.length, run.last) for run in self.runs)
+        return shape_of([run[1:] for run in self.runs])
 
     @cached_property
     def predicted(self) -> float | None:
@@ -110,4 +110,4 @@ class Schedule:
 
     @property
     def num_prefill_tokens(self) -> int:
-        return self.num_tokens - len(self.decodes)
+        return sum([chunk.length for chunk in self.chunks])

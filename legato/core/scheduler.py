@@ -114,7 +114,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self.running or self.waiting)
 
     @property
     def in_flight(self) -> Schedule | None:
@@ -240,8 +240,8 @@ class Scheduler:
         for request_id in schedule.admitted:  # all of them first: no block that one shares may be evicted
             self._admit(request_id, starts[request_id])
         size = self.blocks.block_size
-        for run in schedule.runs:
-            sequence = self.running[run.request_id]
+        for request_id, _, _, _ in schedule.runs:
+            sequence = self.running[request_id]
             if len(sequence.tokens) > len(sequence.blocks) * size:
                 self._grow(sequence)
         for chunk in schedule.chunks:
@@ -261,30 +261,30 @@ class Scheduler:
         self.budget.note(schedule.shape, now - schedule.now)
         sampled, size = iter(result.sampled), self.blocks.block_size
         events: list[Event] = []
-        for run in schedule.runs:
-            token = next(sampled) if run.last else None
-            sequence = self.running.get(run.request_id)
+        for request_id, start, length, last in schedule.runs:
+            token = next(sampled) if last else None
+            sequence = self.running.get(request_id)
             if sequence is None:
                 continue
-            sequence.num_computed = end = run.start + run.length
-            if end // size > run.start // size:
-                self._publish(sequence, run.start)
-            if scored := result.scored.get(run.request_id):
+            sequence.num_computed = end = start + length
+            if end // size > start // size:
+                self._publish(sequence, start)
+            if scored := result.scored.get(request_id):
                 sequence.num_unscored -= len(scored)
-                events.append(PromptEvent(run.request_id, scored))
+                events.append(PromptEvent(request_id, scored))
             if token is None:
                 continue
             if token.fault is not None:
                 self._end(sequence, Move.FAIL, FinishReason.CONSTRAINT)
-                events.append(FinishEvent(run.request_id, FinishReason.CONSTRAINT, token.fault))
+                events.append(FinishEvent(sequence.id, FinishReason.CONSTRAINT, token.fault))
                 continue
             if sequence.request.params.max_tokens:  # else the draw is dropped
                 sequence.tokens.append(token.token)
             reason = finish_reason(sequence)
             if reason is not None:
                 self._end(sequence, Move.FINISH, reason)
-            own: Event = TokenEvent(run.request_id, token, reason, sequence.num_cached)
-            events.append(own if sequence.num_generated else FinishEvent(run.request_id, FinishReason.LENGTH))
+            own: Event = TokenEvent(request_id, token, reason, sequence.num_cached)
+            events.append(own if sequence.num_generated else FinishEvent(request_id, FinishReason.LENGTH))
         return tuple(events)
 
     def fail(self, message: str) -> tuple[Event, ...]:

@@ -29,7 +29,7 @@ def finish_reason(sequence: "Sequence") -> FinishReason | None:
 
     A constraint may have left nothing but a stop token before `min_tokens`.
     """
-    params, num_generated = sequence.request.params, sequence.num_generated
+    params, num_generated = sequence.request.params, len(sequence.tokens) - len(sequence.request.prompt)
     may_stop = num_generated > params.min_tokens or params.constraint is not None
     if may_stop and sequence.tokens[-1] in params.stop_token_ids:
         return FinishReason.STOP

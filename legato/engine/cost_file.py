@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from legato.core.cost import CostModel, StepShape
+from legato.core.cost import CostModel, StepCost, StepShape
 from legato.errors import ConfigError
 
 Count = Annotated[int, Field(ge=0)]
@@ -56,9 +56,8 @@ class CostFile(BaseModel):
         """A model that has learned from the samples."""
         return CostModel([(sample.shape, sample.seconds) for sample in self.samples])
 
-    def ratios(self) -> tuple[float, ...]:
-        """measured / predicted of each sample, sorted: how far steps of one shape differ."""
-        cost = self.cost_model().cost
+    def ratios(self, cost: StepCost) -> tuple[float, ...]:
+        """measured / predicted by `cost` of each sample, sorted: how far steps of one shape differ."""
         return tuple(sorted(sample.seconds / cost.seconds(sample.shape) for sample in self.samples))
 
 

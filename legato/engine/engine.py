@@ -9,8 +9,9 @@ import logging
 from collections.abc import Callable
 
 from legato.core.events import Event
-from legato.core.plan import plan
+from legato.core.plan import StepResult, plan
 from legato.core.request import Request, RequestId
+from legato.core.schedule import Schedule
 from legato.core.scheduler import Scheduler
 from legato.core.stopping import FinishReason
 from legato.engine.progress import ProgressReports
@@ -24,9 +25,10 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Runs requests on a runner. `clock` gives seconds and never goes back."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, *, clock: Callable[[], float]) -> None:
+    def __init__(self, scheduler: Scheduler, runner: Runner | None, *, clock: Callable[[], float]) -> None:
+        """`runner` is None only for a subclass that computes steps in another way."""
         pool = scheduler.blocks
-        if pool.num_blocks > runner.num_blocks or pool.block_size != runner.block_size:
+        if runner and (pool.num_blocks > runner.num_blocks or pool.block_size != runner.block_size):
             raise ValueError(
                 f"the pool has {pool.num_blocks} blocks of {pool.block_size} tokens, "
                 f"the runner {runner.num_blocks} of {runner.block_size}"
@@ -82,7 +84,7 @@ class Engine:
         scheduler.commit(schedule)
         error, model_time = None, 0.0
         try:
-            result = self._runner.run(plan(scheduler, schedule))
+            result = self.compute(schedule)
             events, model_time = scheduler.complete(result, ended := self.clock()), result.elapsed
         except BaseException as caught:  # whatever the model does, the loop and the other requests live on
             if scheduler.in_flight is None:
@@ -111,6 +113,11 @@ class Engine:
             observer.stepped(record)
         if interrupt is not None:
             raise interrupt
+
+    def compute(self, schedule: Schedule) -> StepResult:
+        """Run the step that was just committed."""
+        assert self._runner is not None
+        return self._runner.run(plan(self.scheduler, schedule))
 
     def _expire(self, now: float) -> None:
         """End what is over its deadline, before any work is done for it."""

@@ -1,8 +1,9 @@
 """A runner without a model, whose every answer can be computed by hand. Product code: tests, simulations and
 clients under development use it.
 
-It keeps a KV cache that holds the token ids themselves, written and read through the block tables. The next
-token is the sum of all token ids up to the position, plus the position, modulo the vocabulary:
+It keeps a KV cache that holds the token ids themselves, written and read through the block tables. What it
+read is a number: the sum of all token ids up to the position, plus the position. The next token is that
+modulo the vocabulary, unless it is told otherwise:
 
     vocabulary 100, prompt (5, 7): the last position is 1, so the first token is (5 + 7) + 1 = 13,
     then (5 + 7 + 13) + 2 = 27, then (5 + 7 + 13 + 27) + 3 = 55.
@@ -22,7 +23,10 @@ from legato.errors import ConstraintError
 
 
 class FakeRunner:
-    """`step_seconds(plan)` says how long a step takes; the runner sleeps that long."""
+    """`step_seconds(plan)` says how long a step takes; the runner sleeps that long.
+
+    `choose(number, row)` says which token follows what was read.
+    """
 
     def __init__(
         self,
@@ -32,19 +36,22 @@ class FakeRunner:
         vocab_size: int,
         step_seconds: Callable[[StepPlan], float] = lambda _: 0.0,
         sleep: Callable[[float], None] = time.sleep,
+        choose: Callable[[int, SampleRow], int] | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.vocab_size = vocab_size
         self._step_seconds = step_seconds
         self._sleep = sleep
+        self._choose = choose or (lambda number, _: number % vocab_size)
         self._cache = [[0] * block_size for _ in range(num_blocks)]
+        self._totals = [0] * num_blocks
+        """The sum of each block's ids: a long context is read block by block."""
 
     def run(self, plan: StepPlan) -> StepResult:
         seqs = plan.batch.seqs
         for seq in seqs:
-            for position, token in enumerate(seq.tokens, seq.start):
-                self._cache[seq.blocks[position // self.block_size]][position % self.block_size] = token
+            self._write(seq)
         seconds = self._step_seconds(plan)
         if seconds > 0:
             self._sleep(seconds)
@@ -52,28 +59,38 @@ class FakeRunner:
         scored = {rows.request_id: tuple(self._score(seqs[rows.seq], rows)) for rows in plan.score}
         return StepResult(sampled, seconds, scored)
 
+    def _write(self, seq: ForwardSeq) -> None:
+        done, size = 0, self.block_size
+        while done < len(seq.tokens):
+            block, slot = seq.blocks[(seq.start + done) // size], (seq.start + done) % size
+            tokens, cells = seq.tokens[done : done + size - slot], self._cache[block]
+            self._totals[block] += sum(tokens) - sum(cells[slot : slot + len(tokens)])
+            cells[slot : slot + len(tokens)] = tokens
+            done += len(tokens)
+
     def _sample(self, seq: ForwardSeq, row: SampleRow) -> Sampled:
-        token = next_token(self._read(seq), self.vocab_size)
+        token = self._choose(self._read(seq, seq.end), row)
         try:
             allowed = row.allowed()
         except ConstraintError as error:
             return Sampled(token, fault=error.message)
         if allowed is not None:
             token = next_allowed(token, allowed)
-        logprobs = row.params.logprobs
-        if logprobs is None:
+        if row.params.logprobs is None:
             return Sampled(token)
-        return Sampled(token, 0.0, ((token, 0.0),) if logprobs else ())
+        return Sampled(token, 0.0, ((token, 0.0),) if row.params.logprobs else ())
 
     def _score(self, seq: ForwardSeq, rows: ScoreRows) -> Iterator[Sampled]:
-        known = self._read(seq)
         for end, target in enumerate(rows.targets, seq.start + rows.first + 1):
-            token = next_token(known[:end], self.vocab_size)
+            token = self._read(seq, end) % self.vocab_size
             top = ((token, 0.0),) if rows.num_top else ()
             yield Sampled(target, -float(target != token), top, 1 + (target != token))
 
-    def _read(self, seq: ForwardSeq) -> list[int]:
-        return [self._cache[seq.blocks[p // self.block_size]][p % self.block_size] for p in range(seq.end)]
+    def _read(self, seq: ForwardSeq, end: int) -> int:
+        """The sum of all ids before position `end`, plus the last position."""
+        num_full, rest = divmod(end, self.block_size)
+        total = sum(map(self._totals.__getitem__, seq.blocks[:num_full]))
+        return total + sum(self._cache[seq.blocks[num_full]][:rest] if rest else ()) + end - 1
 
 
 def next_token(tokens: list[int], vocab_size: int) -> int:

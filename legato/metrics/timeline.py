@@ -214,13 +214,15 @@ class Timelines:
                 continue
             if isinstance(event, TokenEvent):
                 reason = event.finish
-                timeline.token_times.append(now)
-                if len(timeline.token_times) > 1:
-                    gaps.append(timeline.gap_before(-1))
-                    num_judged += timeline.targets.tpot is not None
-                    num_late += timeline.is_late(-1)
+                if timeline.token_times:
+                    gap = now - timeline.token_times[-1]
+                    gaps.append(gap)
+                    if timeline.targets.tpot is not None:
+                        num_judged += 1
+                        num_late += gap > timeline.targets.tpot
                 else:
                     started.append(timeline)
+                timeline.token_times.append(now)
             else:
                 reason = event.reason
             if reason is not None:
@@ -268,15 +270,15 @@ class Timelines:
     def _compute(self, runs: Iterable[Chunk]) -> int:
         """Note what was computed; how many positions of it were computed before."""
         recomputed = 0
-        for run in runs:
-            timeline = self._living.get(run.request_id)
+        for request_id, start, length, _ in runs:
+            timeline = self._living.get(request_id)
             if timeline is None:
                 continue
             if not timeline.token_times:
                 timeline.num_chunks += 1
-            end = run.start + run.length
-            if run.start < timeline.num_computed:
-                recomputed += min(end, timeline.num_computed) - run.start
+            end = start + length
+            if start < timeline.num_computed:
+                recomputed += min(end, timeline.num_computed) - start
             if end > timeline.num_computed:
                 timeline.num_computed = end
         return recomputed

@@ -8,10 +8,13 @@ from legato.text.vocabulary import byte_alphabet
 class FakeTokenizer(Tokenizer):
     """One token for each UTF-8 byte: ids 0..255 are the bytes, 256 is BOS `<bos>`, 257 is EOS `<eos>`.
 
-    encode("hé") is [256, 104, 195, 169]; decode of it is "hé"; 258 ids in all.
+    encode("hé") is [256, 104, 195, 169]; decode of it is "hé"; 258 ids in all, and as many more without any
+    text as `num_ids` asks for: what stands in for a model takes that model's ids.
     """
 
-    def __init__(self) -> None:
+    BOS, EOS = 256, 257
+
+    def __init__(self, num_ids: int = 0) -> None:
         super().__init__(
             vocabulary_from_gguf(
                 {
@@ -20,9 +23,10 @@ class FakeTokenizer(Tokenizer):
                     "tokenizer.ggml.tokens": [*byte_alphabet(), "<bos>", "<eos>"],
                     "tokenizer.ggml.token_type": [1] * 256 + [3, 3],
                     "tokenizer.ggml.merges": [],
-                    "tokenizer.ggml.bos_token_id": 256,
-                    "tokenizer.ggml.eos_token_id": 257,
+                    "tokenizer.ggml.bos_token_id": self.BOS,
+                    "tokenizer.ggml.eos_token_id": self.EOS,
                     "tokenizer.ggml.add_bos_token": True,
-                }
+                },
+                num_ids,
             )
         )

@@ -99,7 +99,7 @@ def test_frequencies_match_the_distribution(
     counts: Counter[int] = Counter()
     for i in range(DRAWS // 10):
         seed, index = stream(i)
-        row = replace(make_row(replace(params, seed=seed)), num_generated=index)
+        row = make_row(replace(params, seed=seed))._replace(num_generated=index)
         counts[sample(logits, (row,))[0].token] += 1
     possible = np.flatnonzero(p)
     assert set(counts) <= set(possible.tolist())

@@ -1,0 +1,1 @@
+"""Costs that come with Legato, for who has measured none."""

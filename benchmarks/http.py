@@ -41,6 +41,7 @@ from legato.server.run import bind, serve
 from legato.server.service import Service
 from legato.text.chat import ChatTemplate
 from legato.text.fake import FakeTokenizer
+from legato.text.grammar import Grammars
 
 ASCII = 128
 """Tokens below it are whole characters, so each is sent at once."""
@@ -146,6 +147,7 @@ async def serve_fake(step_seconds: float, streams: int, report: Path) -> None:
     engine.observe(ends)
     service = Service(
         engine=AsyncEngine(engine, FakeTokenizer()),
+        grammars=Grammars(FakeTokenizer(), ASCII),
         chat_template=ChatTemplate(TEMPLATE, bos_token="", eos_token=""),
         model_name="fake",
         model_root="",

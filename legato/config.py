@@ -270,6 +270,10 @@ class ServerSettings(Section):
         default=75.0, gt=0, description="Seconds that an idle connection stays open."
     )
     journal: str | None = Field(default=None, description="File that gets one line of JSON for each step.")
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral"] = Field(
+        default="auto",
+        description="The form in which the model calls tools. auto: that of its chat template, else hermes.",
+    )
     access_log: bool = Field(default=False, description="Log every HTTP request.")
     log_prompts: bool = Field(default=False, description="Log the text of every prompt.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(

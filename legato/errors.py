@@ -6,6 +6,7 @@
     ├── RequestError           the client's request is wrong                          400
     │   ├── AuthenticationError    it brings no key that opens this server            401
     │   ├── BodyTooLargeError      its body has more bytes than are read              413
+    │   ├── ConstraintError        its grammar cannot be followed any further         400
     │   ├── ContextLengthError     it can never fit, whatever the load                400
     │   └── NotFoundError          no such model or route                             404
     ├── QueueFullError         as many requests wait as may                           429
@@ -64,6 +65,10 @@ class BodyTooLargeError(RequestError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="request_too_large")
+
+
+class ConstraintError(RequestError):
+    """No token can continue the reply in the form that was asked for, or it takes too much work to tell."""
 
 
 class ContextLengthError(RequestError):

@@ -51,6 +51,9 @@ INVARIANCE = "tests/runner/test_chunk_invariance.py::test_"
 PRODUCTS = "tests/kernels/test_integer_products.py::test_"
 SCORES = "tests/core/test_prompt_logprobs.py::"
 ALONE = "tests/kernels/test_rows_stand_alone.py::test_"
+CONSTRAINT = "tests/core/test_constraint.py::test_"
+GRAMMAR = "tests/text/test_grammar.py::"
+MASKED = "tests/runner/test_masked_rows.py::test_"
 
 MUTANTS = (
     # The faults that the founding contract names.
@@ -868,6 +871,49 @@ MUTANTS = (
         "self.busy_since = self._engine.clock()",
         "self.busy_since = None",
         "tests/server/test_server_life.py::test_g_12_a_step_that_hangs_makes_the_server_unhealthy_until_it_returns",
+    ),
+    # Of constraints.
+    Mutant(
+        "a constraint's fault taken for a token",
+        "legato/core/scheduler.py",
+        "if token.fault is not None:",
+        "if False:",
+        CONSTRAINT + "a_constraint_that_breaks_ends_its_request_alone",
+    ),
+    Mutant(
+        "min_tokens stronger than a reply that can only end",
+        "legato/core/plan.py",
+        "return bytes(going_on) if any(going_on) else mask",
+        "return bytes(going_on)",
+        CONSTRAINT + "a_reply_that_can_only_end_ends_before_min_tokens",
+    ),
+    Mutant(
+        "a matcher that believes its tokens are always continued",
+        "legato/text/grammar.py",
+        "if generated[: len(self._consumed)] != self._consumed:",
+        "if len(generated) < len(self._consumed):",
+        GRAMMAR + "TestMatcher::test_a_mask_is_a_function_of_the_tokens_alone",
+    ),
+    Mutant(
+        "replies of a request that share one matcher",
+        "legato/text/grammar.py",
+        "self._matcher = beginning.deep_copy()",
+        "self._matcher = beginning",
+        GRAMMAR + "TestMatcher::test_replies_of_one_request_do_not_disturb_each_other",
+    ),
+    Mutant(
+        "special tokens taken for the text of their names",
+        "legato/text/grammar.py",
+        "self.special_token_ids = sorted(id for id in vocabulary.special if id < vocab_size)",
+        "self.special_token_ids = [eos_id]",
+        GRAMMAR + "TestTokens::test_a_json_string_holds_no_special_token_and_every_way_to_spell_text",
+    ),
+    Mutant(
+        "a mask shorter than the logits that allows all beyond it",
+        "legato/runner/adjust.py",
+        "logits[8 * len(mask) :] = -torch.inf",
+        "pass",
+        MASKED + "a_mask_may_be_shorter_or_longer_than_the_logits",
     ),
 )
 

@@ -28,6 +28,7 @@ from legato.server.lobby import lobby
 from legato.server.run import bind, serve
 from legato.server.service import Limits, Service
 from legato.text.chat import ChatTemplate
+from legato.text.grammar import Grammars
 from legato.text.sampling_defaults import SamplingDefaults
 from legato.text.tokenizer import Tokenizer
 
@@ -68,7 +69,9 @@ def serve_model(settings: Settings, *, simulate: str | None = None, noise: bool 
         served = _load(settings, progress) if simulate is None else _stand_in(settings, simulate, noise)
         for name, choice in served.choices.items():
             _tell(f"{name}: {choice}", server)
-    service = _service(served, settings, keys)
+        service = _service(served, settings, keys)
+        if service.tool_use is not None:
+            _tell(f"tool calls: {service.tool_use}", server)
     note = "" if simulate is None else " (simulated: there is no model)"
     # What the start has made stays for good: the collector need not look through it in the middle of a step.
     gc.collect()
@@ -148,6 +151,8 @@ def _service(served: Served, settings: Settings, keys: ApiKeys) -> Service:
         step_timeout=server.step_timeout,
     )
     return Service(
+        grammars=Grammars(served.tokenizer, config.vocab_size),
+        tool_call_parser=server.tool_call_parser,
         engine=engine,
         chat_template=served.chat_template,
         model_name=served.name,

@@ -254,6 +254,10 @@ class Scheduler:
                 events.append(PromptEvent(request_id, scored))
             if token is None:
                 continue
+            if token.fault is not None:
+                self._end(sequence, Move.FAIL, FinishReason.CONSTRAINT)
+                events.append(FinishEvent(request_id, FinishReason.CONSTRAINT, token.fault))
+                continue
             if not sequence.request.params.max_tokens:  # its prompt was scored, the draw is dropped
                 self._end(sequence, Move.FINISH, FinishReason.LENGTH)
                 events.append(FinishEvent(request_id, FinishReason.LENGTH))
@@ -267,14 +271,10 @@ class Scheduler:
 
     def fail(self, message: str) -> tuple[Event, ...]:
         """The committed step failed: end every sequence that was in it. The others stay as they are."""
-        schedule = self._land()
-        events: list[Event] = []
-        for run in schedule.runs:
-            sequence = self.running.get(run.request_id)
-            if sequence is not None:
-                self._end(sequence, Move.FAIL, FinishReason.ERROR)
-                events.append(FinishEvent(run.request_id, FinishReason.ERROR, message))
-        return tuple(events)
+        living = [s for run in self._land().runs if (s := self.running.get(run.request_id)) is not None]
+        for sequence in living:
+            self._end(sequence, Move.FAIL, FinishReason.ERROR)
+        return tuple(FinishEvent(sequence.id, FinishReason.ERROR, message) for sequence in living)
 
     # -- the law, recomputed from scratch ---------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from legato.server.sampling import (
     truncated,
 )
 from legato.server.service import Service
+from legato.server.structured import constrained, constraint
 
 ENDPOINT = Endpoint(id_prefix="cmpl", whole_object="text_completion", chunk_object="text_completion")
 
@@ -73,15 +74,21 @@ async def _prepare(service: Service, body: CompletionBody, arrival: float) -> tu
     echoed = 0 if body.logprobs is None and asked_length(body) == 0 else body.logprobs
     wanted = [body.prompt_logprobs, echoed if body.echo else None]
     words = await bad_words(body, service)
+    form = await constraint(body, service.grammars)
     params = tuple(
-        sampling_params(
-            body,
-            service,
-            len(prompt),
-            default_max=DEFAULT_MAX_TOKENS,
-            logprobs=body.logprobs,
-            prompt_logprobs=max((num for num in wanted if num is not None), default=None),
-            bad_words=words,
+        constrained(
+            sampling_params(
+                body,
+                service,
+                len(prompt),
+                default_max=DEFAULT_MAX_TOKENS,
+                logprobs=body.logprobs,
+                prompt_logprobs=max((num for num in wanted if num is not None), default=None),
+                bad_words=words,
+            ),
+            form,
+            ignore_eos=body.ignore_eos,
+            eos_ids=service.tokenizer.eos_ids,
         )
         for prompt in prompts
     )

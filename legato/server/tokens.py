@@ -48,7 +48,7 @@ def token_routes(service: Service) -> APIRouter:
 
 async def _of_chat(body: TokenizeChatBody, service: Service) -> list[int]:
     check_model(body.model, service)
-    return list(await prompt_ids(service, body))
+    return list(await prompt_ids(service, body, body.tools))
 
 
 async def _of_text(body: TokenizeTextBody, service: Service) -> list[int]:

@@ -61,6 +61,7 @@ def test_the_settings_by_name() -> None:
             "send_timeout",
             "timeout_keep_alive",
             "journal",
+            "tool_call_parser",
             "access_log",
             "log_prompts",
             "log_level",

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import httpx
@@ -26,6 +27,7 @@ from legato.server.run import Shutdown, bind, serve
 from legato.server.service import Service
 from legato.text.chat import ChatTemplate
 from legato.text.fake import FakeTokenizer
+from legato.text.grammar import Grammars
 
 BOS, EOS, VOCAB = 256, 257, 258
 MODEL = "fake/model"
@@ -112,6 +114,12 @@ def predicted(prompt: list[int], num: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+@cache
+def fake_grammars() -> Grammars:
+    """The same for all services: the process that tries grammars out takes a while to start."""
+    return Grammars(FakeTokenizer(), VOCAB)
+
+
 def build_service(
     runner: FakeRunner | ScriptedRunner | None = None,
     *,
@@ -138,6 +146,7 @@ def build_service(
         model_root="/models/fake",
         max_model_len=MAX_LEN,
         vocab_size=VOCAB,
+        grammars=fake_grammars(),
         metrics_text=lambda: (metrics.render(), CONTENT_TYPE),
         version={"version": "0.0.0"},
     )

@@ -25,12 +25,13 @@ class Body(BaseModel):
     def _drop_neutral(cls, data: object) -> object:
         if not isinstance(data, dict):
             raise PydanticCustomError("not_an_object", "must be a JSON object")
+        known = {field.alias or name for name, field in cls.model_fields.items()}
         asked = {}
         for name, value in data.items():
             if name in cls.neutral:
                 if not any(_same(value, neutral) for neutral in cls.neutral[name]):
                     raise PydanticCustomError("not_supported", "is not supported", {"field": name})
-            elif value is not None or name not in cls.model_fields:
+            elif value is not None or name not in known:
                 asked[name] = value
         return asked
 

@@ -167,6 +167,7 @@ REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
         "one of",
     ),
     "no kind": ("structured_outputs", {"structured_outputs": {}}, "one of"),
+    "a kind of null": ("structured_outputs", {"structured_outputs": {"json": None}}, "one of"),
     "structural tags": (
         "structured_outputs.structural_tag",
         {"structured_outputs": {"structural_tag": "{}"}},

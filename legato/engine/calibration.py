@@ -33,15 +33,16 @@ def calibrate(
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[tuple[StepShape, float], ...]:
-    """Run and time steps, for about `max_seconds` at most; each shape with the seconds that it took.
+    """Run and time steps, for about `max_seconds` at most; each shape with the seconds that it took, one at
+    least.
 
     The KV cache must be unused: what is written to it belongs to nobody.
     """
     plans = list(_plans(runner, config))
     model = CostModel()
     samples: list[tuple[StepShape, float]] = []
+    runner.run(plans[0])  # whatever the first step sets up is not the price of a step, however long it takes
     end = clock() + max_seconds
-    runner.run(plans[0])  # whatever the first step sets up is not the price of a step
     for number in range(1, ROUNDS + 1):
         progress(f"measuring what steps cost, round {number} of {ROUNDS}")
         for plan in plans:

@@ -268,6 +268,36 @@ def test_an_id_in_use_is_refused_and_leaves_its_owner_alone() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("end", ["left", "stop string"])
+def test_an_id_is_in_use_until_the_engine_has_ended_what_had_it(end: str) -> None:
+    """The step in flight still gives it tokens, and the abort its last event: not to a later request."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        engine = make_engine(before=gate)
+        async with running(engine) as served:
+            rules = TextRules(stop=(chr(expected([5], 1)[0]),))
+            stream = served.submit([5], params(200), request_id="mine", text=rules)
+            await asyncio.to_thread(gate.wait)
+            if end == "stop string":
+                gate.open()
+                await asyncio.to_thread(gate.wait)
+                assert len(await read(stream)) == 1
+            else:
+                with stream:
+                    pass
+            assert served.num_streams == 0
+            with pytest.raises(RequestError, match="'mine' is in use"):
+                served.submit([6], params(3), request_id="mine")
+            other = served.submit([7], params(2))
+            gate.open(1000)
+            assert len(await read(other)) == 2
+            assert len(await read(served.submit([6], params(3), request_id="mine"))) == 3
+        assert_idle(engine)
+
+    asyncio.run(scenario())
+
+
 def test_a_reply_that_cannot_be_written_ends_and_the_others_go_on() -> None:
     """A-02: the tokenizer breaks on one request's tokens, in a step with others."""
 

@@ -318,8 +318,8 @@ MUTANTS = (
     Mutant(
         "no share is kept for prompts that end",
         "legato/core/draft.py",
-        "kept = int(most * self._scheduler.order.ending_share)",
-        "kept = 0",
+        "part = self._scheduler.order.ending_share if prompts else 0.0",
+        "part = 0.0",
         ORDER + "a_share_of_each_step_is_kept_for_prompts_that_end_in_it",
     ),
     Mutant(
@@ -386,9 +386,44 @@ MUTANTS = (
     Mutant(
         "the share for prompts that end leaves the first one crumbs",
         "legato/core/draft.py",
-        "kept = min(kept, most - self._scheduler.config.min_chunk)",
-        "kept = min(kept, self._budget)",
+        "kept = self._allowance.share(part, first, self._scheduler.config.min_chunk)",
+        "kept = self._allowance.share(part, first, 0)",
         ORDER + "the_first_in_the_order_gets_on_though_short_prompts_leave_only_crumbs",
+    ),
+    Mutant(
+        "the chunk that the share leaves is priced as one at the start of a text",
+        "legato/core/budget.py",
+        "seconds = self.seconds - self.cost.chunk_seconds(start, length) * (1 + ROUNDING)",
+        "seconds = self.seconds - self.cost.chunk_seconds(0, length) * (1 + ROUNDING)",
+        STARVATION + "short_prompts_leave_a_long_one_its_chunk_however_far_it_is",
+    ),
+    Mutant(
+        "the share is taken in tokens alone",
+        "legato/core/budget.py",
+        "return replace(self, tokens=tokens, seconds=min(self.seconds * part, seconds), floor=0)",
+        "return replace(self, tokens=tokens, floor=0)",
+        BUDGET + "a_share_leaves_what_it_was_told_to_leave",
+    ),
+    Mutant(
+        "no time left is time enough for what costs nothing",
+        "legato/core/cost.py",
+        "if seconds <= 0:\n            return 0.0",
+        "seconds = max(seconds, 0.0)",
+        COST + "no_chunk_fits_where_no_time_is_left",
+    ),
+    Mutant(
+        "an id is free as soon as its client has left",
+        "legato/engine/async_engine.py",
+        "self._leaving.add(request_id)",
+        "pass",
+        "tests/engine/test_async_engine.py::test_an_id_is_in_use_until_the_engine_has_ended_what_had_it",
+    ),
+    Mutant(
+        "the first step counts against the time to calibrate",
+        "legato/engine/calibration.py",
+        "end = clock() + max_seconds",
+        "end = max_seconds",
+        "tests/engine/test_target.py::test_a_first_step_that_sets_much_up_leaves_time_to_calibrate",
     ),
     Mutant(
         "a share is kept for prompts that end where all do",

@@ -159,8 +159,8 @@ MUTANTS = (
     Mutant(
         "a stop token counts before min_tokens",
         "legato/core/stopping.py",
-        "num_generated > params.min_tokens and",
-        "",
+        "num_generated > params.min_tokens or",
+        "True or",
         SCHEDULER + "no_stop_token_counts_before_min_tokens",
     ),
     Mutant(
@@ -946,7 +946,7 @@ MUTANTS = (
     Mutant(
         "a mask shorter than the logits that allows all beyond it",
         "legato/runner/adjust.py",
-        "logits[8 * len(mask) :] = -torch.inf",
+        "logits[len(added) :] = -torch.inf",
         "pass",
         MASKED + "a_mask_may_be_shorter_or_longer_than_the_logits",
     ),

@@ -61,6 +61,7 @@ class Engine:
         events = self.scheduler.abort(request_id, reason)
         if events:
             now = self.clock()
+            self._progress.forget(request_id)
             for observer in self._observers:
                 observer.aborted(request_id, reason, now)
         return events

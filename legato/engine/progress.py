@@ -26,6 +26,10 @@ class ProgressReports:
         if request.wants_progress:
             self._last[request.id] = None
 
+    def forget(self, request_id: RequestId) -> None:
+        """It was aborted, and perhaps no step will come to notice."""
+        self._last.pop(request_id, None)
+
     def report(self, scheduler: Scheduler, schedule: Schedule, now: float) -> tuple[ProgressEvent, ...]:
         """What is new after a step that ended `now`. A prompt that got its first token is told to be computed
         in full; one that ended is forgotten."""

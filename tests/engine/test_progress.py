@@ -66,6 +66,7 @@ def test_a_request_that_ends_early_is_forgotten() -> None:
     submit(engine, "a", range(20))
     engine.step()
     engine.abort(RequestId("a"))
+    assert not engine._progress._last, "perhaps no step follows"
     submit(engine, "b", range(30, 40), asks=False)
     assert rest(engine) == []
     assert not engine._progress._last

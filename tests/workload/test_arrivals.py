@@ -142,7 +142,10 @@ def test_a_scenario_from_a_file(tmp_path: Path) -> None:
         ('{"groups": [{"prompt": 3, "output": 1, "duration": 2}]}', "duration goes with rate"),
         ('{"groups": [{"prompt": 3, "output": 1, "at": 1e999}]}', "at must be at most 1e+09, not inf"),
         ('{"groups": [{"prompt": 3, "output": 1, "patience": 1e999}]}', "patience must be at most"),
-        ('{"groups": [{"prompt": 3, "output": 1, "tpot_target_ms": 1e10}]}', "tpot_target_ms must be at most"),
+        (
+            '{"groups": [{"prompt": 3, "output": 1, "tpot_target_ms": 1e10}]}',
+            "tpot_target_ms must be at most",
+        ),
         ('{"groups": [{"prompt": 3, "output": 1, "requests": 1000000000}]}', "at most 10,000,000 requests"),
         ('{"groups": [{"prompt": 3, "output": 1, "rate": 1e999, "duration": 1}]}', "at most 10,000,000"),
         ('{"groups": [{"prompt": 3, "output": 1, "spread": 2}]}', "spread must be at most 1"),

@@ -1,0 +1,154 @@
+"""A tuning as a page: the frontier as SVG, every trial in a table. No script, no outside file."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from legato.sim.chart import BOTTOM, COLOURS, LEFT, RIGHT, TOP, WIDTH, document
+from legato.tune.trial import Trial
+from legato.tune.tuning import Tuning
+from legato.tune.words import ms, numbers
+
+HEIGHT = 420
+ROOM = 1.15
+"""Factor between the outermost points and the edges."""
+KINDS = ("the target", "another target", "fixed budgets", "no chunking")
+LEAST_S = 1e-4
+"""What is less is drawn here: an axis of logarithms has no 0."""
+TABLE_STYLE = (
+    "<style>table { border-collapse: collapse; font-size: 13px; } td, th { padding: 2px 10px; } "
+    "td + td { text-align: right; } .front td { font-weight: 600; }</style>"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """Logarithmic, in milliseconds."""
+
+    low: float
+    high: float
+    start: float
+    """Where `low` is drawn."""
+    end: float
+
+    def at(self, value: float) -> float:
+        share = math.log(value / self.low) / math.log(self.high / self.low)
+        return round(self.start + share * (self.end - self.start), 1)
+
+    def ticks(self) -> list[float]:
+        """1, 2 and 5 times powers of ten."""
+        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        all_of_them = (digit * 10.0**power for power in range(first, last + 1) for digit in (1, 2, 5))
+        return [tick for tick in all_of_them if self.low <= tick <= self.high]
+
+
+def page(tuning: Tuning, title: str, text: str) -> str:
+    """Self-contained HTML; `text` goes above the charts."""
+    charts = "".join(
+        f"<h2>{which}</h2>{_svg(tuning, which, y)}"
+        for which, y in (
+            ("p99 of the time to first token against p99 of the gaps", lambda trial: trial.ttft("p99")),
+            ("p50 of the time to first token against p99 of the gaps", lambda trial: trial.ttft("p50")),
+        )
+    )
+    return document(title, f"{TABLE_STYLE}<pre>{escape(text)}</pre>{charts}{_table(tuning)}")
+
+
+def kind(tuning: Tuning, trial: Trial) -> int:
+    """Index in `KINDS`."""
+    if trial.setup.prefill_chunk == 0:
+        return 3
+    if trial.setup.tpot_target_ms is None:
+        return 2
+    return int(trial.setup.tpot_target_ms != tuning.bench.engine.tpot_target_ms)
+
+
+def _svg(tuning: Tuning, title: str, y_of: Callable[[Trial], float]) -> str:
+    trials = [trial for trial in tuning.found.trials if math.isfinite(trial.ttft("p99"))]
+    targets = tuning.bench.targets
+    x = _axis([*map(_gap, trials), 1000 * (targets.tpot or LEAST_S)], LEFT, WIDTH - RIGHT)
+    y = _axis([_milliseconds(y_of(trial)) for trial in trials], HEIGHT - BOTTOM, TOP)
+    parts = [*_grid(x, y), *_marks(tuning, x, y), *_front(tuning, x, y, y_of)]
+    parts += [_dot(tuning, trial, x.at(_gap(trial)), y.at(_milliseconds(y_of(trial)))) for trial in trials]
+    for trial, name in _named(tuning):
+        at = x.at(_gap(trial)), y.at(_milliseconds(y_of(trial)))
+        parts.append(f'<circle class="ring" cx="{at[0]}" cy="{at[1]}" r="9" fill="none"/>')
+        side = "end" if at[0] > WIDTH / 2 else "start"
+        away = -13 if side == "end" else 13
+        parts.append(f'<text x="{at[0] + away}" y="{at[1] - 8}" text-anchor="{side}">{name}</text>')
+    for number, name in enumerate(KINDS):
+        fill = COLOURS[number]
+        parts.append(f'<text x="{LEFT + 330 + 150 * number}" y="{TOP - 12}" fill="{fill}">{name}</text>')
+    body = "".join(parts)
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><title>{escape(title)}</title>{body}</svg>'
+
+
+def _milliseconds(seconds: float) -> float:
+    return 1000 * max(seconds, LEAST_S)
+
+
+def _gap(trial: Trial) -> float:
+    return _milliseconds(trial.gap("p99"))
+
+
+def _axis(values: Sequence[float], start: float, end: float) -> Axis:
+    return Axis(low=min(values) / ROOM, high=max(values) * ROOM, start=start, end=end)
+
+
+def _grid(x: Axis, y: Axis) -> Iterator[str]:
+    for tick in y.ticks():
+        yield f'<line class="axis" x1="{x.start}" x2="{x.end}" y1="{y.at(tick)}" y2="{y.at(tick)}"/>'
+        yield f'<text x="{x.start - 6}" y="{y.at(tick) + 4}" text-anchor="end">{tick:g}</text>'
+    for tick in x.ticks():
+        yield f'<line class="axis" x1="{x.at(tick)}" x2="{x.at(tick)}" y1="{y.start}" y2="{y.end}"/>'
+        yield f'<text x="{x.at(tick)}" y="{y.start + 16}" text-anchor="middle">{tick:g}</text>'
+    yield f'<text x="{x.end}" y="{y.start + 32}" text-anchor="end">gap between tokens, p99, ms</text>'
+    yield f'<text x="{x.start}" y="{TOP - 12}">time to first token, ms</text>'
+
+
+def _marks(tuning: Tuning, x: Axis, y: Axis) -> Iterator[str]:
+    targets = tuning.bench.targets
+    if targets.tpot is not None:
+        at = x.at(1000 * targets.tpot)
+        yield f'<line class="mark" x1="{at}" x2="{at}" y1="{y.start}" y2="{y.end}"/>'
+        yield f'<text x="{at - 4}" y="{y.end + 12}" text-anchor="end" fill="#c22">target</text>'
+    if targets.ttft is not None and y.low <= 1000 * targets.ttft <= y.high:
+        at = y.at(1000 * targets.ttft)
+        yield f'<line class="mark" x1="{x.start}" x2="{x.end}" y1="{at}" y2="{at}"/>'
+        yield f'<text x="{x.end}" y="{at - 4}" text-anchor="end" fill="#c22">target</text>'
+
+
+def _front(tuning: Tuning, x: Axis, y: Axis, y_of: Callable[[Trial], float]) -> Iterator[str]:
+    line = " ".join(f"{x.at(_gap(trial))},{y.at(_milliseconds(y_of(trial)))}" for trial in tuning.front)
+    yield f'<polyline points="{line}" fill="none" stroke="{COLOURS[0]}" stroke-opacity="0.5"/>'
+
+
+def _named(tuning: Tuning) -> Iterator[tuple[Trial, str]]:
+    yield tuning.best, "recommended"
+    if tuning.knee is not None and tuning.knee is not tuning.best:
+        yield tuning.knee, "knee"
+    if tuning.no_chunking is not tuning.best:
+        yield tuning.no_chunking, "no chunking"
+
+
+def _dot(tuning: Tuning, trial: Trial, x: float, y: float) -> str:
+    colour = COLOURS[kind(tuning, trial)]
+    hint = escape(f"{trial.setup.in_words()}: {numbers(trial)}")
+    return f'<circle cx="{x}" cy="{y}" r="4.5" fill="{colour}"><title>{hint}</title></circle>'
+
+
+def _table(tuning: Tuning) -> str:
+    head = ("settings", "good", "first token p50", "p99", "gap p50", "p99", "longest", "tokens/s", "")
+    marks = {id(trial): "frontier" for trial in tuning.front}
+    marks |= {id(trial): name for trial, name in reversed(list(_named(tuning)))}
+    rows = []
+    for trial in sorted(tuning.found.trials, key=lambda trial: (trial.gap("p99"), trial.ttft("p99"))):
+        cells = [escape(trial.setup.in_words()), f"{trial.good:.1%}"]
+        cells += [ms(trial.ttft("p50")), ms(trial.ttft("p99"))]
+        cells += [ms(trial.gap("p50")), ms(trial.gap("p99")), ms(trial.gap("max"))]
+        cells += [f"{trial.report.output_rate:,.1f}", marks.get(id(trial), "")]
+        front = ' class="front"' if id(trial) in marks else ""
+        rows.append(f"<tr{front}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    heads = "".join(f"<th>{name}</th>" for name in head)
+    return f"<h2>All trials</h2><table><tr>{heads}</tr>{''.join(rows)}</table>"

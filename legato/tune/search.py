@@ -135,6 +135,10 @@ def _coarse(space: Space) -> Iterator[Setup]:
 
 
 def _policies(around: Setup) -> Iterator[Setup]:
+    """An order by priority is what its requests are for, and stays."""
+    if around.policy == "priority":
+        yield around
+        return
     yield from (replace(around, policy=policy) for policy in POLICIES)
 
 

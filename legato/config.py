@@ -223,6 +223,11 @@ class ServerSettings(Section):
         description="Most replies that wait at once. A request for which there is no room gets 429 and the "
         "seconds after which to try again.",
     )
+    sse_keep_alive: float = Field(
+        default=10.0,
+        ge=0,
+        description="Seconds of silence after which a stream sends a comment, to stay open. 0: never.",
+    )
     shutdown_timeout: float = Field(
         default=30.0, ge=0, description="Seconds that running replies get to end after SIGTERM."
     )

@@ -51,7 +51,7 @@ CORE_STDLIB = "bisect collections dataclasses enum functools hashlib heapq itert
 
 ENVIRONMENT_READERS = {"cli"}
 RUNNER_IMPORTERS = {"runner", "engine/build.py"}
-MAX_FILE, MAX_FUNCTION, MAX_CORE = 400, 60, 2400
+MAX_FILE, MAX_FUNCTION, MAX_CORE = 400, 60, 2700
 
 
 def rank(room: str) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from legato.core.block_pool import BlockPool
-from legato.core.events import Event, TokenEvent
+from legato.core.events import Event, FinishEvent, TokenEvent
 from legato.core.order import ORDERS
 from legato.core.plan import plan
 from legato.core.prefill import Chunked, FillBudget, PrefillPolicy, WholePrompt
@@ -171,6 +171,7 @@ def _events(events: Iterable[Event]) -> list[list[object]]:
         if isinstance(e, TokenEvent)
         else [e.request_id, e.reason.value]
         for e in events
+        if isinstance(e, TokenEvent | FinishEvent)
     ]
 
 

@@ -38,6 +38,8 @@ VICTIMS = "tests/core/test_victims.py::test_"
 LOOKUPS = "tests/core/test_lookups.py::test_"
 TERMS = "tests/server/test_terms.py::test_"
 ADMISSION = "tests/core/test_admission.py::test_"
+SIM = "tests/sim/test_simulator.py::test_"
+FAKE = "tests/engine/test_fake_runner.py::test_"
 COST = "tests/core/test_cost.py::test_"
 BUDGET = "tests/core/test_budget.py::test_"
 TARGETS = "tests/metrics/test_targets.py::test_"
@@ -45,6 +47,7 @@ INPUTS = "tests/runner/test_inputs.py::test_"
 EXACT = "tests/runner/test_exact_schedules.py::test_"
 INVARIANCE = "tests/runner/test_chunk_invariance.py::test_"
 PRODUCTS = "tests/kernels/test_integer_products.py::test_"
+SCORES = "tests/core/test_prompt_logprobs.py::"
 ALONE = "tests/kernels/test_rows_stand_alone.py::test_"
 
 MUTANTS = (
@@ -186,9 +189,9 @@ MUTANTS = (
     ),
     Mutant(
         "a fully cached prompt computes nothing",
-        "legato/core/scheduler.py",
-        "(sequence.num_known - 1) // self.blocks.block_size + 1",
-        "sequence.num_known // self.blocks.block_size + 1",
+        "legato/core/sequence.py",
+        "return len(self.tokens) - 1\n",
+        "return len(self.tokens)\n",
         SHARING + "a_fully_cached_prompt_of_whole_blocks_still_computes_its_last_block",
     ),
     Mutant(
@@ -482,6 +485,41 @@ MUTANTS = (
         ADMISSION + "only_blocks_that_nobody_else_holds_are_gained",
     ),
     Mutant(
+        "a prompt that is scored takes what is cached",
+        "legato/core/sequence.py",
+        "        if self.num_unscored:",
+        "        if False:",
+        SCORES + "test_e_03_a_cached_prefix_is_not_taken_and_the_second_run_scores_the_same",
+    ),
+    Mutant(
+        "a preempted prompt is scored twice",
+        "legato/core/sequence.py",
+        "first = max(start, len(prompt) - 1 - self.num_unscored)",
+        "first = start",
+        SCORES + "test_a_preemption_scores_nothing_twice",
+    ),
+    Mutant(
+        "a prompt token scored by its own position",
+        "legato/core/sequence.py",
+        "prompt[first + 1 : end + 1]",
+        "prompt[first:end]",
+        SCORES + "test_every_token_but_the_first_is_scored_once_whatever_the_chunks",
+    ),
+    Mutant(
+        "a request without a reply gets a token",
+        "legato/core/scheduler.py",
+        "if sequence.request.params.max_tokens:",
+        "if True:",
+        SCORES + "TestNoReply",
+    ),
+    Mutant(
+        "every slice scored against the first one's tokens",
+        "legato/runner/score.py",
+        "rows.targets[low - first :]",
+        "rows.targets",
+        "tests/runner/test_prompt_logprobs_exact.py::test_slices_do_not_change_a_bit_of_them",
+    ),
+    Mutant(
         "blocks that a victim shared with one other stay no gain",
         "legato/core/preemption.py",
         "if more or gain > missing:",
@@ -498,15 +536,15 @@ MUTANTS = (
     Mutant(
         "every reply teaches its length, the aborted ones too",
         "legato/core/scheduler.py",
-        "if reason in (FinishReason.STOP, FinishReason.LENGTH):",
-        "if reason:",
+        "if reason in (FinishReason.STOP, FinishReason.LENGTH) and",
+        "if reason and",
         ADMISSION + "only_replies_that_ended_by_their_own_rule_teach",
     ),
     Mutant(
         "an old deadline ends a new request",
         "legato/core/scheduler.py",
-        "if sequence is not None and sequence.number == number:",
-        "if sequence is not None:",
+        "if sequence is not None and sequence.number == deadline[1] else",
+        "if sequence is not None else",
         ADMISSION + "a_deadline_of_an_ended_request_does_not_end_another_with_its_id",
     ),
     Mutant(
@@ -553,10 +591,45 @@ MUTANTS = (
         COST + "new_samples_take_the_place_of_old_ones_of_their_kind",
     ),
     Mutant(
+        "a familiar kind of step never moves the prices again",
+        "legato/core/cost.py",
+        "if not settled or self._seen[kind] % EVERY == 0:",
+        "if self._seen[kind] <= FAMILIAR:",
+        COST + "new_samples_take_the_place_of_old_ones_of_their_kind",
+    ),
+    Mutant(
+        "a simulation that delivers arrivals one step late",
+        "legato/sim/simulator.py",
+        "while coming and coming[0][1].time <= clock.now:",
+        "while coming and coming[0][1].time < clock.now or coming and not engine.has_work:",
+        SIM + "a_history_makes_the_schedules_that_an_engine_makes",
+    ),
+    Mutant(
+        "a simulation in which nobody leaves",
+        "legato/sim/simulator.py",
+        "        _leave(engine, leaving, clock.now)\n",
+        "",
+        SIM + "a_history_makes_the_schedules_that_an_engine_makes",
+    ),
+    Mutant(
+        "a fake runner that reads only the last block",
+        "legato/engine/fake.py",
+        "total = sum(map(self._totals.__getitem__, seq.blocks[:num_full]))",
+        "total = 0",
+        FAKE + "a_wrong_block_anywhere_in_the_table_changes_the_answer",
+    ),
+    Mutant(
+        "all prompts of a workload share their beginning",
+        "legato/workload/arrival.py",
+        "shake_128(part.name.encode())",
+        "shake_128(b'')",
+        "tests/workload/test_arrivals.py::test_prompts_share_exactly_the_parts_that_they_have_in_common",
+    ),
+    Mutant(
         "all kinds of steps fade together",
         "legato/core/cost.py",
-        "kind = num_decodes.bit_length(), num_prefill.bit_length(), (context >> 10).bit_length()",
-        "kind = (context * 0,)",
+        "return shape.num_decodes.bit_length(), shape.num_prefill.bit_length(), (context >> 10).bit_length()",
+        "return (context * 0,)",
         COST + "hours_of_steady_decodes_do_not_make_it_forget_long_contexts",
     ),
     Mutant(
@@ -590,8 +663,8 @@ MUTANTS = (
     Mutant(
         "a step may be predicted to take no time",
         "legato/core/cost.py",
-        'max(prices["step"], LEAST_STEP)',
-        'prices["step"]',
+        'max(self._prices["step"], LEAST_STEP)',
+        'self._prices["step"]',
         COST + "no_history_makes_a_price_negative_or_a_prediction_nothing",
     ),
     Mutant(
@@ -618,8 +691,8 @@ MUTANTS = (
     Mutant(
         "the loosest target rules",
         "legato/core/budget.py",
-        "target = min((seconds",
-        "target = max((seconds",
+        "target = min([seconds",
+        "target = max([seconds",
         BUDGET + "the_strictest_of_those_that_decode_rules",
     ),
     Mutant(
@@ -675,7 +748,7 @@ MUTANTS = (
     Mutant(
         "every reply of a request asks for a place of its own",
         "legato/server/replies.py",
-        "places=0 if streams else num_replies",
+        "places=0 if index else num_replies",
         "places=1",
         TERMS + "more_replies_than_may_ever_run_and_wait_are_refused_for_good",
     ),

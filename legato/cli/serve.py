@@ -111,6 +111,7 @@ def _service(served: Served, settings: Settings) -> Service:
         model_name=served.name,
         model_root=str(served.source),
         max_model_len=config.max_model_len,
+        keep_alive=settings.server.sse_keep_alive,
         sampling_defaults=served.sampling_defaults,
         takes_priority=settings.engine.policy == "priority",
         vocab_size=config.vocab_size,

@@ -19,7 +19,7 @@ from legato.sim.plot import plot
 from legato.sim.report import Report, report, table
 from legato.sim.run import Simulation, run_simulation
 from legato.workload.arrival import Arrival, scale, select
-from legato.workload.pace import Pace, retime
+from legato.workload.rhythm import Rhythm, retime
 from legato.workload.scenario import Group, Scenario, find_scenario
 from legato.workload.trace import read_trace
 
@@ -55,24 +55,24 @@ class WorkloadChoice:
         return scale(chosen, lengths=self.length_scale, time=self.time_scale)
 
     def _all(self, seed: int) -> tuple[Arrival, ...]:
-        pace = None if self.rate is None else Pace(rate=self.rate, burstiness=self.burstiness)
+        rhythm = None if self.rate is None else Rhythm(rate=self.rate, burstiness=self.burstiness)
         if self.trace is not None:
             trace = read_trace(self.trace)
-            if not trace.timed and pace is None:
+            if not trace.timed and rhythm is None:
                 raise ConfigError(f"trace {self.trace} has no times: say with --rate how they come")
-            return trace.arrivals if pace is None else retime(trace.arrivals, pace, seed)
+            return trace.arrivals if rhythm is None else retime(trace.arrivals, rhythm, seed)
         if self.scenario is not None:
             arrivals = find_scenario(self.scenario).arrivals(seed)
-            return arrivals if pace is None else retime(arrivals, pace, seed)
-        if self.prompt is None or self.output is None or pace is None:
+            return arrivals if rhythm is None else retime(arrivals, rhythm, seed)
+        if self.prompt is None or self.output is None or rhythm is None:
             raise ConfigError("--prompt and --output need a --rate")
-        num = round(pace.rate * self.duration) if self.duration is not None else self.limit or NUM_REQUESTS
+        num = round(rhythm.rate * self.duration) if self.duration is not None else self.limit or NUM_REQUESTS
         group = Group(
             prompt=self.prompt,
             output=self.output,
             requests=max(num, 1),
-            rate=pace.rate,
-            burstiness=pace.burstiness,
+            rate=rhythm.rate,
+            burstiness=rhythm.burstiness,
         )
         return Scenario(description="a steady load", groups=(group,)).arrivals(seed)
 

@@ -37,9 +37,9 @@ LEAST_STEP = 1e-6
 """Seconds; so nothing is ever predicted to take no time."""
 PACE_STEP = 0.1
 """Share of each error that goes into the pace."""
-FAMILIAR, EVERY = 32, 16
-"""Once so many steps of a kind were learned from, one in so many moves the prices, and any that surprises; all
-move the pace. Solving for the prices takes longer than scheduling a step."""
+FAMILIAR, EVERY, SETTLED = 32, 16, 0.05
+"""Once so many steps of a kind were learned from, one in so many moves the prices: solving for them takes
+longer than scheduling a step. All do that come while the pace is further from 1 than this."""
 WINDOW = 256
 """Predictions over which errors and the margin are taken."""
 MARGIN_QUANTILE = 0.95
@@ -194,8 +194,9 @@ class CostModel:
         tolerated = OUTLIER * max(usual, LEAST_ERROR)
         kind = kind_of(shape)
         self._seen[kind] += 1
-        residual = abs(1 / ratio - 1)  # as the least squares count it: of what was measured
-        if self._seen[kind] <= FAMILIAR or self._seen[kind] % EVERY == 0 or residual > tolerated:
+        settled = self._seen[kind] > FAMILIAR and abs(self.cost.pace[shape.mix] - 1) <= SETTLED
+        if not settled or self._seen[kind] % EVERY == 0:
+            residual = abs(1 / ratio - 1)  # as the least squares count it: of what was measured
             self._add(shape, kind, seconds, min(1.0, tolerated / residual) if residual else 1.0)
             self._prices = dict(zip(PRICES, solve_nonnegative(self._total, len(PRICES)), strict=True))
             self._prices["step"] = max(self._prices["step"], LEAST_STEP)

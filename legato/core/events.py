@@ -19,9 +19,27 @@ class TokenEvent(NamedTuple):
     """Prompt tokens that were found in the cache and not computed; the same in all events of a request."""
 
 
+class PromptEvent(NamedTuple):
+    """The next tokens of a prompt, from its second one on, have their log-probabilities."""
+
+    request_id: RequestId
+    scored: tuple[Sampled, ...]
+
+
+class ProgressEvent(NamedTuple):
+    """How far a prompt is that has no token yet; for who asked."""
+
+    request_id: RequestId
+    num_computed: int
+    num_prompt: int
+    num_cached: int
+    queue_place: int | None
+    """How many are before it in the queue; None while it runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class FinishEvent:
-    """A request ended without a token: it was aborted, or its step failed. No other event follows."""
+    """A request ended without a token: aborted, failed, or it asked for none. No other event follows."""
 
     request_id: RequestId
     reason: FinishReason
@@ -29,4 +47,4 @@ class FinishEvent:
     """What failed, for `FinishReason.ERROR`."""
 
 
-Event = TokenEvent | FinishEvent
+Event = TokenEvent | PromptEvent | ProgressEvent | FinishEvent

@@ -4,7 +4,8 @@ A mixed batch is one `ForwardSeq` per decode and one per chunk. There is no diff
 their length: both put `tokens` at positions `start, start + 1, ..` of the blocks in `blocks`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from legato.core.cost import StepShape, shape_of
@@ -66,11 +67,27 @@ class SampleRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreRows:
+    """Consecutive positions of `batch.seqs[seq]` whose logits tell how likely the prompt's next ids are."""
+
+    seq: int
+    request_id: RequestId
+    first: int
+    """The first of them, counted within the step's run of the sequence."""
+    targets: tuple[int, ...] = field(repr=False)
+    """For each position the id that follows it in the prompt."""
+    num_top: int
+    """How many of the most likely ids are wanted as well."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What a runner computes in one step: K, V of every token in `batch`, one token per row of `sample`."""
+    """What a runner computes in one step: K, V of every token in `batch`, one token per row of `sample`, and
+    the log-probabilities of prompt tokens that `score` asks for."""
 
     batch: ForwardBatch
     sample: tuple[SampleRow, ...]
+    score: tuple[ScoreRows, ...] = ()
 
     @property
     def shape(self) -> StepShape:
@@ -82,14 +99,16 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One drawn token. Log-probabilities are natural and of the model's own distribution, before penalties,
-    temperature and truncation (as OpenAI and vLLM return them)."""
+    """One token, drawn or of a prompt. Log-probabilities are natural and of the model's own distribution,
+    before penalties, temperature and truncation (as OpenAI and vLLM return them)."""
 
     token: int
     logprob: float | None = None
     """Of `token`; None unless `params.logprobs` asked for it."""
     top: tuple[tuple[int, float], ...] = ()
     """The `params.logprobs` most likely ids with their log-probabilities, best first."""
+    rank: int | None = None
+    """1 + the number of ids that were more likely; only of a prompt's token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +118,8 @@ class StepResult:
     sampled: tuple[Sampled, ...]
     elapsed: float
     """Measured seconds of the step."""
+    scored: Mapping[RequestId, tuple[Sampled, ...]] = field(default_factory=dict)
+    """By the request of each of `plan.score`: its targets with their log-probabilities."""
 
 
 def plan(scheduler: "Scheduler", schedule: "Schedule") -> StepPlan:
@@ -106,14 +127,17 @@ def plan(scheduler: "Scheduler", schedule: "Schedule") -> StepPlan:
 
     A decode is its sequence's newest token at position n - 1. A chunk is its tokens at start. The sampled
     rows are every decode and each chunk whose `last` flag says that it reaches the end of its sequence; a
-    middle chunk's logits would predict a token that the prompt already has, so they are never computed.
+    middle chunk's logits would predict a token that the prompt already has: not computed unless asked for.
     """
     seqs: list[ForwardSeq] = []
     sample: list[SampleRow] = []
+    score: list[ScoreRows] = []
     for chunk in schedule.runs:
         sequence = scheduler.running[chunk.request_id]
         if chunk.last:
             sample.append(sequence.sample_row(len(seqs)))
+        if sequence.num_unscored and (rows := sequence.score_rows(len(seqs), chunk.start, chunk.end)).targets:
+            score.append(rows)
         tokens = tuple(sequence.tokens[chunk.start : chunk.end])
         seqs.append(ForwardSeq(chunk.request_id, tokens, chunk.start, tuple(sequence.blocks)))
-    return StepPlan(ForwardBatch(tuple(seqs)), tuple(sample))
+    return StepPlan(ForwardBatch(tuple(seqs)), tuple(sample), tuple(score))

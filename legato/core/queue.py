@@ -22,10 +22,12 @@ class Queue(Mapping[RequestId, Sequence]):
 
     def leave(self, request_id: RequestId) -> Sequence:
         """Raises KeyError if it does not wait."""
-        sequence = self._by_id.pop(request_id)
-        place: tuple[Key] = (self._order.key(sequence),)
-        del self._sorted[bisect_left(self._sorted, place)]
-        return sequence
+        del self._sorted[self.place(request_id)]
+        return self._by_id.pop(request_id)
+
+    def place(self, request_id: RequestId) -> int:
+        """How many are before it. Raises KeyError if it does not wait."""
+        return bisect_left(self._sorted, (self._order.key(self._by_id[request_id]),))
 
     def head(self, num: int) -> list[tuple[Key, Sequence]]:
         """The first `num` with their keys, or all if there are fewer."""

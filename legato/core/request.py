@@ -5,6 +5,7 @@ text (see `legato.engine.output`).
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NewType
 
@@ -22,7 +23,7 @@ class SamplingParams:
     """
 
     max_tokens: int
-    """At most this many generated tokens, >= 1."""
+    """At most this many generated tokens, >= 1. With `prompt_logprobs` 0 is possible: no reply at all."""
     min_tokens: int = 0
     """No stop token is sampled before this many were generated."""
     temperature: float = 1.0
@@ -45,15 +46,27 @@ class SamplingParams:
     """Pairs of token id and the amount added to its logit."""
     logprobs: int | None = None
     """None for none; k for the chosen token's log-probability and the k most likely ones."""
+    prompt_logprobs: int | None = None
+    """None for none; k for each prompt token's log-probability and the k most likely ones in its place."""
+    allowed_token_ids: frozenset[int] | None = None
+    """The only ids that may be sampled; None for all."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Runs of ids, none empty, whose last one is not sampled where the reply ends with the others."""
     stop_token_ids: frozenset[int] = frozenset()
     """Ids that end the reply: the model's end-of-sequence ids (unless ignored) and the client's own."""
 
     def __post_init__(self) -> None:
-        least = {"max_tokens": 1, "min_tokens": 0, "top_k": 0, "logprobs": 0, "temperature": 0, "top_p": 0}
-        for name, bound in (least | {"min_p": 0}).items():
+        names = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p")
+        for name in (*names, "logprobs", "prompt_logprobs"):
             value = getattr(self, name)
-            if value is not None and not bound <= value < math.inf:
-                raise RequestError(f"{name} must be at least {bound}, not {value}", param=name)
+            if value is not None and not 0 <= value < math.inf:
+                raise RequestError(f"{name} must be at least 0, not {value}", param=name)
+        if self.max_tokens == 0 and self.prompt_logprobs is None:
+            raise RequestError("max_tokens must be at least 1, not 0", param="max_tokens")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError("allowed_token_ids allows no token", param="allowed_token_ids")
+        if not all(self.bad_words):
+            raise RequestError("bad_words holds one without a token", param="bad_words")
         for name in ("top_p", "min_p"):
             if getattr(self, name) > 1:
                 raise RequestError(f"{name} must be at most 1, not {getattr(self, name)}", param=name)
@@ -68,9 +81,23 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
+    def named_ids(self) -> dict[str, Collection[int]]:
+        """All token ids in these parameters, by the parameter."""
+        return {
+            "stop_token_ids": self.stop_token_ids,
+            "logit_bias": [token for token, _ in self.logit_bias],
+            "allowed_token_ids": self.allowed_token_ids or (),
+            "bad_words": [token for word in self.bad_words for token in word],
+        }
+
     @property
     def needs_history(self) -> bool:
         """Whether sampling looks at the tokens so far."""
+        return self.penalizes or bool(self.bad_words)
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether tokens so far change the logits of their like."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
@@ -92,6 +119,8 @@ class Request:
     """Seconds between two tokens of its reply that are not to be exceeded; the server's target if None."""
     ttft_target: float | None = None
     """Seconds from its arrival by which its first token is wanted; the server's target if None."""
+    wants_progress: bool = False
+    """It is told how far its prompt is."""
     deadline: float | None = None
     """When it ends, in whatever state it is; seconds on the engine's clock."""
 
@@ -101,4 +130,4 @@ class Request:
 
         The last generated token is returned and never computed.
         """
-        return len(self.prompt) + self.params.max_tokens - 1
+        return len(self.prompt) + max(self.params.max_tokens - 1, 0)

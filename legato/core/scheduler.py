@@ -22,7 +22,7 @@ from legato.core.admission import MAX_PREEMPTIONS
 from legato.core.block_pool import BlockPool
 from legato.core.budget import Budget, FixedBudget
 from legato.core.draft import Draft
-from legato.core.events import Event, FinishEvent, TokenEvent
+from legato.core.events import Event, FinishEvent, PromptEvent, TokenEvent
 from legato.core.lifecycle import Move, Status
 from legato.core.order import Fair, Order
 from legato.core.plan import StepResult
@@ -133,10 +133,9 @@ class Scheduler:
     def shareable(self, sequence: Sequence) -> list[Digest]:
         """The digests of the blocks that a sequence may take from the cache, in order.
 
-        Never the one with its last known token: to answer at all, at least that token is computed, and no
-        block that others may read is ever written.
+        Never the one with its last known token: so no block that others may read is ever written.
         """
-        return sequence.chain[1 : (sequence.num_known - 1) // self.blocks.block_size + 1]
+        return sequence.chain[1 : sequence.num_cacheable // self.blocks.block_size + 1]
 
     def find_prefix(self, sequence: Sequence) -> list[int]:
         """The blocks of a waiting sequence that are computed already."""
@@ -160,11 +159,9 @@ class Scheduler:
         """
         if not request.prompt:
             raise RequestError("the prompt holds no token", param="prompt")
-        params = request.params
-        self._check_ids("prompt", request.prompt)
-        self._check_ids("stop_token_ids", params.stop_token_ids)
-        self._check_ids("logit_bias", [token for token, _ in params.logit_bias])
-        num_prompt, max_tokens = len(request.prompt), params.max_tokens
+        for name, ids in {"prompt": request.prompt, **request.params.named_ids()}.items():
+            self._check_ids(name, ids)
+        num_prompt, max_tokens = len(request.prompt), request.params.max_tokens
         if num_prompt + max_tokens > self.config.max_model_len:
             raise ContextLengthError(
                 f"the prompt has {num_prompt} tokens and asks for {max_tokens} more; "
@@ -217,11 +214,9 @@ class Scheduler:
         """End every request whose deadline has passed, waiting or running."""
         events: list[FinishEvent] = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, number, request_id = heapq.heappop(self._deadlines)
-            sequence = self.running.get(request_id) or self.waiting.get(request_id)
-            if sequence is not None and sequence.number == number:  # not another one that has its id now
+            if (sequence := self._due(heapq.heappop(self._deadlines))) is not None:
                 self._end(sequence, Move.ABORT, FinishReason.TIMEOUT)
-                events.append(FinishEvent(request_id, FinishReason.TIMEOUT))
+                events.append(FinishEvent(sequence.id, FinishReason.TIMEOUT))
         return tuple(events)
 
     # -- the step --------------------------------------------------------------------------------------
@@ -274,13 +269,18 @@ class Scheduler:
             sequence.num_computed = end = start + length
             if end // size > start // size:
                 self._publish(sequence, start)
+            if scored := result.scored.get(request_id):
+                sequence.num_unscored -= len(scored)
+                events.append(PromptEvent(request_id, scored))
             if token is None:
                 continue
-            sequence.tokens.append(token.token)
+            if sequence.request.params.max_tokens:  # else the draw is dropped
+                sequence.tokens.append(token.token)
             reason = finish_reason(sequence)
             if reason is not None:
                 self._end(sequence, Move.FINISH, reason)
-            events.append(TokenEvent(request_id, token, reason, sequence.num_cached))
+            own: Event = TokenEvent(request_id, token, reason, sequence.num_cached)
+            events.append(own if sequence.num_generated else FinishEvent(request_id, FinishReason.LENGTH))
         return tuple(events)
 
     def fail(self, message: str) -> tuple[Event, ...]:
@@ -319,13 +319,13 @@ class Scheduler:
     def _forget_deadlines(self) -> None:
         """Those of requests that ended, when they are more than the others."""
         if len(self._deadlines) > 2 * (len(self.running) + len(self.waiting)) + 64:
-            self._deadlines = [
-                entry
-                for entry in self._deadlines
-                if (sequence := self.running.get(entry[2]) or self.waiting.get(entry[2])) is not None
-                and sequence.number == entry[1]
-            ]
+            self._deadlines = [entry for entry in self._deadlines if self._due(entry) is not None]
             heapq.heapify(self._deadlines)
+
+    def _due(self, deadline: tuple[float, int, RequestId]) -> Sequence | None:
+        """Whose deadline it is; None if it ended, even if another one has its id now."""
+        sequence = self.running.get(deadline[2]) or self.waiting.get(deadline[2])
+        return sequence if sequence is not None and sequence.number == deadline[1] else None
 
     def _admit(self, request_id: RequestId, start: int) -> None:
         """Out of the queue, with the blocks of its first `start` tokens, which are computed already."""
@@ -386,7 +386,7 @@ class Scheduler:
         else:
             self.waiting.leave(sequence.id)
         sequence.move(move)
-        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if reason in (FinishReason.STOP, FinishReason.LENGTH) and sequence.num_generated:
             self.replies.note(sequence.num_generated)
 
     def _release(self, sequence: Sequence) -> None:

@@ -19,7 +19,7 @@ from legato.core.request import RequestId, SamplingParams
 from legato.core.stopping import FinishReason
 from legato.engine.engine import Engine
 from legato.engine.loop import EngineLoop
-from legato.engine.output import NO_TERMS, Delta, Reply, Terms, new_request
+from legato.engine.output import NO_TERMS, PLAIN_TEXT, Delta, Reply, Terms, TextRules, new_request
 from legato.errors import QueueFullError, RequestError
 from legato.text.tokenizer import Tokenizer
 
@@ -37,16 +37,20 @@ class Stream:
     Use it in a `with` block: leaving the block, however that happens, aborts what is still running.
     """
 
-    def __init__(self, reply: Reply, abort: Callable[[RequestId], None]) -> None:
+    def __init__(
+        self, reply: Reply, abort: Callable[[RequestId], None], on_delta: Callable[[Delta], None] | None
+    ) -> None:
+        """`on_delta` is called with each delta as it comes; then there is nothing to iterate over."""
         self.request = reply.request
         self.reply = reply
         self._abort = abort
         self._deltas: asyncio.Queue[Delta] = asyncio.Queue()
+        self._on_delta = on_delta or self._deltas.put_nowait
         self._done = False
 
     def feed(self, event: Event) -> None:
         """Take an event from the engine."""
-        self._deltas.put_nowait(self.reply.push(event))
+        self._on_delta(self.reply.push(event))
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
@@ -120,19 +124,20 @@ class AsyncEngine:
         prompt: Sequence[int],
         params: SamplingParams,
         *,
-        stop: Sequence[str] = (),
+        text: TextRules = PLAIN_TEXT,
         request_id: str | None = None,
         arrival: float | None = None,
         terms: Terms = NO_TERMS,
         places: int = 1,
+        on_delta: Callable[[Delta], None] | None = None,
     ) -> Stream:
         """Start a reply to `prompt` (token ids).
 
-        `stop` are strings that end the reply; they are cut off. `arrival` is when the client's request came,
-        in seconds on the engine's clock (now, if not given). `places` is how many replies the queue must have
-        room for: of several that belong together the first one asks for all, the others for 0. Raises
-        `RequestError` at once for what can never be served, `QueueFullError` if too many wait already,
-        `UnavailableError` after `stop`.
+        `arrival` is when the client's request came, in seconds on the engine's clock (now, if not given).
+        `places` is how many replies the queue must have room for: of several that belong together the first
+        one asks for all, the others for 0. `on_delta` takes the deltas in place of whoever iterates over the
+        stream; it is called in the event loop's thread. Raises `RequestError` at once for what can never be
+        served, `QueueFullError` if too many wait already, `UnavailableError` after `stop`.
         """
         arrival = self.engine.clock() if arrival is None else arrival
         request = new_request(prompt, params, arrival=arrival, request_id=request_id, terms=terms)
@@ -140,7 +145,7 @@ class AsyncEngine:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id")
         self.engine.scheduler.validate(request)
         self._check_queue(places)
-        stream = Stream(Reply(request, self.tokenizer, stop), self._abort)
+        stream = Stream(Reply(request, self.tokenizer, text), self._abort, on_delta)
         self._loop.submit(request)
         self._streams[request.id] = stream
         self._idle.clear()

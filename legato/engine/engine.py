@@ -14,6 +14,7 @@ from legato.core.request import Request, RequestId
 from legato.core.schedule import Schedule
 from legato.core.scheduler import Scheduler
 from legato.core.stopping import FinishReason
+from legato.engine.progress import ProgressReports
 from legato.engine.protocol import Observer, Runner
 from legato.errors import LegatoError
 from legato.metrics.journal import StepRecord
@@ -36,6 +37,7 @@ class Engine:
         self.clock = clock
         self._runner = runner
         self._observers: list[Observer] = []
+        self._progress = ProgressReports()
         self._untold: list[Event] = []
         """Events that no call of `step` has returned yet."""
 
@@ -50,6 +52,7 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue a request; raises `RequestError` if it cannot be served."""
         self.scheduler.add(request)
+        self._progress.follow(request)
         for observer in self._observers:
             observer.submitted(request)
 
@@ -93,7 +96,7 @@ class Engine:
                 logger.exception("step %d of %d tokens failed", schedule.step, schedule.num_tokens)
             else:
                 interrupt = caught  # Ctrl-C, an exit: the caller's business, once all is told
-        self._untold += events
+        self._untold += (*self._progress.report(scheduler), *events)
         record = StepRecord(
             schedule=schedule,
             events=events,

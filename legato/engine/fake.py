@@ -8,13 +8,15 @@ modulo the vocabulary, unless it is told otherwise:
     vocabulary 100, prompt (5, 7): the last position is 1, so the first token is (5 + 7) + 1 = 13,
     then (5 + 7 + 13) + 2 = 27, then (5 + 7 + 13 + 27) + 3 = 55.
 
+A token of a prompt has log-probability 0 if the runner would have said it there, and -1 otherwise.
+
 A chunk at a wrong position, a wrong block table or a block given away too early changes the answer.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from legato.core.plan import ForwardSeq, Sampled, SampleRow, StepPlan, StepResult
+from legato.core.plan import ForwardSeq, Sampled, SampleRow, ScoreRows, StepPlan, StepResult
 
 
 class FakeRunner:
@@ -51,7 +53,8 @@ class FakeRunner:
         if seconds > 0:
             self._sleep(seconds)
         sampled = tuple(self._sample(seqs[row.seq], row) for row in plan.sample)
-        return StepResult(sampled, seconds)
+        scored = {rows.request_id: tuple(self._score(seqs[rows.seq], rows)) for rows in plan.score}
+        return StepResult(sampled, seconds, scored)
 
     def _write(self, seq: ForwardSeq) -> None:
         done, size = 0, self.block_size
@@ -63,16 +66,22 @@ class FakeRunner:
             done += len(tokens)
 
     def _sample(self, seq: ForwardSeq, row: SampleRow) -> Sampled:
-        token = self._choose(self._read(seq) + seq.end - 1, row)
+        token = self._choose(self._read(seq, seq.end), row)
         if row.params.logprobs is None:
             return Sampled(token)
         return Sampled(token, 0.0, ((token, 0.0),) if row.params.logprobs else ())
 
-    def _read(self, seq: ForwardSeq) -> int:
-        """The sum of all ids up to the end."""
-        num_full, rest = divmod(seq.end, self.block_size)
+    def _score(self, seq: ForwardSeq, rows: ScoreRows) -> Iterator[Sampled]:
+        for end, target in enumerate(rows.targets, seq.start + rows.first + 1):
+            token = self._read(seq, end) % self.vocab_size
+            top = ((token, 0.0),) if rows.num_top else ()
+            yield Sampled(target, -float(target != token), top, 1 + (target != token))
+
+    def _read(self, seq: ForwardSeq, end: int) -> int:
+        """The sum of all ids before position `end`, plus the last position."""
+        num_full, rest = divmod(end, self.block_size)
         total = sum(map(self._totals.__getitem__, seq.blocks[:num_full]))
-        return total + sum(self._cache[seq.blocks[num_full]][:rest] if rest else ())
+        return total + sum(self._cache[seq.blocks[num_full]][:rest] if rest else ()) + end - 1
 
 
 def next_token(tokens: list[int], vocab_size: int) -> int:

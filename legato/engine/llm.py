@@ -18,7 +18,7 @@ from legato.core.plan import Sampled
 from legato.core.request import Request, RequestId, SamplingParams
 from legato.core.stopping import FinishReason
 from legato.engine.build import Built, build
-from legato.engine.output import Delta, Reply, new_request
+from legato.engine.output import Delta, Reply, TextRules, new_request
 from legato.errors import RequestError, StepError
 
 Prompt = str | Sequence[int]
@@ -36,6 +36,9 @@ class Completion:
     """stop, length or error."""
     logprobs: tuple[Sampled, ...] | None
     """One entry a token, if `SamplingParams.logprobs` asked for them."""
+    prompt_logprobs: tuple[Sampled, ...] | None = None
+    """One entry a token of the prompt, if `SamplingParams.prompt_logprobs` asked for them; the first one has
+    no log-probability."""
     message: str = ""
     """What failed, if `finish_reason` is error."""
 
@@ -116,7 +119,9 @@ class LLM:
         engine = self.built.engine
         for request in requests:
             engine.scheduler.validate(request)
-        mine = {request.id: Reply(request, self.built.tokenizer, stop) for request in requests}
+        mine = {
+            request.id: Reply(request, self.built.tokenizer, TextRules(stop=stop)) for request in requests
+        }
         try:
             for request in requests:
                 self._open[request.id] = mine[request.id], deque()
@@ -170,6 +175,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 def _completion(request: Request, deltas: Sequence[Delta]) -> Completion:
     sampled = tuple(delta.sampled for delta in deltas if delta.sampled is not None)
+    scored = tuple(token for delta in deltas for token in delta.prompt)
     finish = deltas[-1].finish
     assert finish is not None
     return Completion(
@@ -178,6 +184,7 @@ def _completion(request: Request, deltas: Sequence[Delta]) -> Completion:
         text="".join(delta.text for delta in deltas),
         finish_reason=finish.reason.value,
         logprobs=None if request.params.logprobs is None else sampled,
+        prompt_logprobs=None if request.params.prompt_logprobs is None else scored,
         message=finish.message,
     )
 

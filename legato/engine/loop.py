@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from legato.core.events import Event, FinishEvent
+from legato.core.events import Event, FinishEvent, TokenEvent
 from legato.core.request import Request, RequestId
 from legato.core.stopping import FinishReason
 from legato.engine.engine import Engine
@@ -127,7 +127,11 @@ class EngineLoop:
         return ()
 
     def _publish(self, events: tuple[Event, ...]) -> None:
-        ended = {e.request_id for e in events if isinstance(e, FinishEvent) or e.finish is not None}
-        self._living -= ended
+        self._living -= {event.request_id for event in events if _is_last(event)}
         if events:
             self._deliver(events)
+
+
+def _is_last(event: Event) -> bool:
+    """Whether no other event of its request follows."""
+    return isinstance(event, FinishEvent) or (isinstance(event, TokenEvent) and event.finish is not None)

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from legato.core.events import Event, FinishEvent, TokenEvent
+from legato.core.events import Event, FinishEvent, ProgressEvent, PromptEvent, TokenEvent
 from legato.core.plan import Sampled
 from legato.core.request import Request, RequestId, SamplingParams
 from legato.core.stopping import FinishReason
@@ -39,6 +39,25 @@ class Delta:
     """The token, if there is one. A stop token is a token too, but adds no text."""
     finish: Finish | None
     """Set on the last delta, and only there."""
+    prompt: tuple[Sampled, ...] = ()
+    """The prompt's next tokens with their log-probabilities, if asked for; the first one has none."""
+    progress: ProgressEvent | None = None
+    """How far the prompt is, if that was asked for. Such a delta adds nothing to the reply."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRules:
+    """How a reply's text is made of its tokens."""
+
+    stop: Sequence[str] = ()
+    """Strings that end the reply; they are cut off."""
+    include_stop: bool = False
+    """What ends the reply, string or token, stays in its text."""
+    skip_special: bool = True
+    """Tokens that steer the model add no text."""
+
+
+PLAIN_TEXT = TextRules()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +72,8 @@ class Terms:
     """Seconds between two tokens of its reply that are not to be exceeded; the server's target if None."""
     ttft_target: float | None = None
     """Seconds from its arrival by which its first token is wanted; the server's target if None."""
+    wants_progress: bool = False
+    """It is told how far its prompt is."""
     timeout: float | None = None
     """Seconds from its arrival after which it ends, in whatever state it is."""
 
@@ -80,6 +101,7 @@ def new_request(
         cache_salt=terms.cache_salt,
         tpot_target=terms.tpot_target,
         ttft_target=terms.ttft_target,
+        wants_progress=terms.wants_progress,
         deadline=None if terms.timeout is None else arrival + terms.timeout,
     )
 
@@ -87,10 +109,14 @@ def new_request(
 class Reply:
     """Builds the text of one request from its events."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+    def __init__(self, request: Request, tokenizer: Tokenizer, text: TextRules = PLAIN_TEXT) -> None:
         self.request = request
-        self._detokenizer = Detokenizer(tokenizer)
-        self._stops = StopStrings(stops)
+        self._include_stop = text.include_stop
+        self._detokenizer = Detokenizer(tokenizer, skip_special=text.skip_special)
+        self._stops = StopStrings(text.stop, include=text.include_stop)
+        scores_prompt = request.params.prompt_logprobs is not None
+        self._unscored = (Sampled(request.prompt[0]),) if scores_prompt else ()
+        """The first token of a prompt of which log-probabilities were asked for, until it was told."""
         self._eos_ids = tokenizer.eos_ids
         self.num_cached = 0
         """Tokens of the prompt that were found in the cache; known with the first token."""
@@ -101,27 +127,33 @@ class Reply:
 
     def push(self, event: Event) -> Delta:
         """Take the next event. Not after the reply is finished."""
+        if isinstance(event, ProgressEvent):
+            return Delta("", None, None, progress=event)
+        prompt, self._unscored = self._unscored, ()
+        if isinstance(event, PromptEvent):
+            return Delta("", None, None, prompt + event.scored)
         if isinstance(event, FinishEvent):
-            delta = Delta(self._flush(), None, Finish(event.reason, message=event.message))
+            delta = Delta(self._flush(), None, Finish(event.reason, message=event.message), prompt)
         else:
-            delta = self._token(event)
+            delta = self._token(event, prompt)
             self.must_abort = delta.finish is not None and event.finish is None
         self.finished = delta.finish is not None
         return delta
 
-    def _token(self, event: TokenEvent) -> Delta:
+    def _token(self, event: TokenEvent, prompt: tuple[Sampled, ...]) -> Delta:
         token = event.sampled.token
         self.num_cached = event.num_cached
         stopped = event.finish is FinishReason.STOP
-        text = "" if stopped else self._stops.push(self._detokenizer.push(token))
+        hidden = stopped and not self._include_stop
+        text = "" if hidden else self._stops.push(self._detokenizer.push(token))
         if event.finish is not None and self._stops.matched is None:
             text += self._flush()
         if self._stops.matched is not None:
-            return Delta(text, event.sampled, Finish(FinishReason.STOP, self._stops.matched))
+            return Delta(text, event.sampled, Finish(FinishReason.STOP, self._stops.matched), prompt)
         if event.finish is not None:
             own = stopped and token not in self._eos_ids
-            return Delta(text, event.sampled, Finish(event.finish, token if own else None))
-        return Delta(text, event.sampled, None)
+            return Delta(text, event.sampled, Finish(event.finish, token if own else None), prompt)
+        return Delta(text, event.sampled, None, prompt)
 
     def _flush(self) -> str:
         """The text still held back: it became no stop string, unless its very end does."""

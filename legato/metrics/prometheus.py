@@ -115,6 +115,8 @@ class RequestSeries:
         self._generation_tokens.add(len(changes.started) + len(changes.gaps))
         self._recomputed_tokens.add(changes.recomputed)
         for timeline in changes.finished:
+            if not timeline.num_generated and timeline.reason in COMPLETE:  # it asked for no reply
+                self._prompt_tokens.add(timeline.num_prompt)
             self.ended(timeline)
 
     def ended(self, timeline: RequestTimeline) -> None:

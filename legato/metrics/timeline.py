@@ -7,7 +7,7 @@ stamps are those of the step records, seconds on the engine's clock.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from legato.core.events import TokenEvent
+from legato.core.events import ProgressEvent, PromptEvent, TokenEvent
 from legato.core.request import Request, RequestId
 from legato.core.schedule import Chunk, Schedule
 from legato.core.stopping import FinishReason
@@ -210,7 +210,7 @@ class Timelines:
         finished: list[RequestTimeline] = []
         for event in record.events:
             timeline = self._living.get(event.request_id)
-            if timeline is None:
+            if timeline is None or isinstance(event, PromptEvent | ProgressEvent):
                 continue
             if isinstance(event, TokenEvent):
                 reason = event.finish

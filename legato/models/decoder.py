@@ -82,11 +82,21 @@ class Decoder:
         cache: Sequence[LayerCache],  # one per layer; the step's K and V are written into it
         rows: Tensor,  # [R] int64: the rows of the step whose logits are wanted; may be empty
     ) -> Tensor:  # [R, V] fp32
-        """Compute one step. The LM head runs for `rows` only: a prompt's middle rows never need it.
+        """One step: the `logits` of `rows` of `hidden`. A prompt's middle rows never need them.
 
         The result is an inference tensor: it may be changed in place under `torch.inference_mode` only. The
         next call may overwrite it.
         """
+        return self.logits(self.hidden(token_ids, positions, batch, cache)[rows])
+
+    def hidden(
+        self,
+        token_ids: Tensor,  # [T] int64
+        positions: Tensor,  # [T] int64, absolute in each row's own sequence
+        batch: AttentionBatch,
+        cache: Sequence[LayerCache],  # one per layer; the step's K and V are written into it
+    ) -> Tensor:  # [T, E]
+        """All layers, without the LM head."""
         with torch.inference_mode():
             x = self._embed(token_ids)
             turns = {spec: rope(positions) for spec, rope in self._ropes.items()}
@@ -99,9 +109,14 @@ class Decoder:
                 out = self._attention(q, k, qkv[:, heads:], layer_cache, batch, layer.attention)
                 layer.o.add_to(x, out.flatten(1))
                 layer.down.add_to(x, layer.gate_up(x))
-            if not len(rows):
-                return x.new_empty((0, self.spec.vocab_size), dtype=torch.float32)
-            logits = self._lm_head(x[rows]).float()
+            return x
+
+    def logits(self, hidden: Tensor) -> Tensor:  # [R, E] -> [R, V] fp32
+        """The LM head. The next call may overwrite the result."""
+        with torch.inference_mode():
+            if not len(hidden):
+                return hidden.new_empty((0, self.spec.vocab_size), dtype=torch.float32)
+            logits = self._lm_head(hidden).float()
             cap = self.spec.logit_softcap
             return logits if cap is None else cap * torch.tanh(logits / cap)
 

@@ -1,4 +1,4 @@
-"""Changes to single logits that a request asks for: bias, minimum length, penalties. Greedy feels them too.
+"""Changes to logits that a request asks for: allowed ids, bias, bans, penalties. Greedy feels them too.
 
 Only the logits of ids that a request names or has used are touched, so the cost follows the request's own
 tokens and not the vocabulary. This file knows nothing of temperature, truncation or chance.
@@ -16,13 +16,15 @@ from legato.core.plan import SampleRow
 
 def is_adjusted(row: SampleRow) -> bool:
     """Whether `adjust` would do anything to this row."""
-    return bool(row.params.logit_bias) or row.params.needs_history or _stop_is_banned(row)
+    params = row.params
+    asked = params.logit_bias or params.bad_words or params.needs_history or _stop_is_banned(row)
+    return bool(asked) or params.allowed_token_ids is not None
 
 
 def adjust(logits: Tensor, row: SampleRow) -> Tensor:
-    """A copy of `logits` ([V] fp32) with the row's bias, stop ban and penalties applied, in this order.
+    """A copy of `logits` ([V] fp32) with the row's allowed ids, bias, bans, penalties applied, in this order.
 
-    The order is vLLM's (bias and minimum length, then penalties). It matters only between bias and the
+    The order is vLLM's (what is allowed, bias, bans, then penalties). It matters only between bias and the
     repetition penalty: bias adds and the penalty scales, so a penalty acts on what the bias made of a logit.
     """
     return adjust_rows(logits[None], (row,))[0]
@@ -33,20 +35,31 @@ def adjust_rows(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     adjusted = logits.clone(memory_format=torch.contiguous_format)
     flat = adjusted.view(-1)  # Token t of row r is at place r V + t.
     vocab = logits.shape[1]
+    for values, row in zip(adjusted, rows, strict=True):
+        if row.params.allowed_token_ids is not None:
+            allowed = torch.tensor(sorted(row.params.allowed_token_ids), device=values.device)
+            kept = values[allowed]
+            values.fill_(-torch.inf)[allowed] = kept
     if any(row.params.logit_bias for row in rows):
         places = _places([[token for token, _ in row.params.logit_bias] for row in rows], vocab)
         amounts = torch.tensor([amount for row in rows for _, amount in row.params.logit_bias])
         flat.index_add_(0, places.to(flat.device), amounts.to(flat))
-    if any(map(_stop_is_banned, rows)):
-        banned = [row.params.stop_token_ids if _stop_is_banned(row) else () for row in rows]
+    if any(banned := [_banned(row) for row in rows]):
         flat[_places(banned, vocab).to(flat.device)] = -torch.inf
-    if any(row.params.needs_history for row in rows):
+    if any(row.params.penalizes for row in rows):
         _penalize(adjusted, rows)
     return adjusted
 
 
 def _stop_is_banned(row: SampleRow) -> bool:
     return row.num_generated < row.params.min_tokens and bool(row.params.stop_token_ids)
+
+
+def _banned(row: SampleRow) -> list[int]:
+    """Stop tokens while the reply is too short, and the ends of bad words that it is about to complete."""
+    words = row.params.bad_words
+    ends = [word[-1] for word in words if row.generated[len(row.generated) - len(word) + 1 :] == word[:-1]]
+    return [*ends, *row.params.stop_token_ids] if _stop_is_banned(row) else ends
 
 
 def _penalize(logits: Tensor, rows: Sequence[SampleRow]) -> None:

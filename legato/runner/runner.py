@@ -12,6 +12,7 @@ from legato.runner.exactness import ExactnessCheck, ExactnessReport
 from legato.runner.inputs import build_inputs
 from legato.runner.kv_cache import KVCache
 from legato.runner.sampler import sample
+from legato.runner.score import score
 
 _FLOAT16_ENDS = (
     "K and V are kept as float16, which ends at 65504: if they are larger, --kv-dtype float32 helps"
@@ -39,26 +40,28 @@ class TorchRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """Store K and V of every token of the batch, and sample the rows of `plan.sample`.
+        """Store K and V of every token of the batch, sample the rows of `plan.sample`, and score what
+        `plan.score` asks for.
 
-        The LM head is computed for the sampled rows only: none in a step of middle chunks. `elapsed` covers
-        all of it, the device's work included. Raises StepError when a row's logits allow no choice.
+        The LM head is computed for these rows only: none in a step of middle chunks that nobody wants scored.
+        `elapsed` covers all of it, the device's work included. Raises StepError when a row's logits allow no
+        choice.
         """
         began = self._clock()
         device = self._decoder.device
         inputs = build_inputs(plan, block_size=self.block_size, device=device)
-        logits = self._decoder.forward(
-            inputs.token_ids, inputs.positions, inputs.batch, self._cache.layers, inputs.rows
-        )
+        hidden = self._decoder.hidden(inputs.token_ids, inputs.positions, inputs.batch, self._cache.layers)
+        logits = self._decoder.logits(hidden[inputs.rows])
         try:
             sampled = sample(logits, plan.sample)
         except StepError as error:
             if self._cache.dtype == torch.float16 and logits.isnan().any():
                 raise StepError(f"{error.message}; {_FLOAT16_ENDS}") from error
             raise
+        scored = score(self._decoder, hidden, plan)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return StepResult(sampled, self._clock() - began)
+        return StepResult(sampled, self._clock() - began, scored)
 
     def check_exactness(self, seconds: float, seed: int) -> ExactnessReport:
         """Compare logits over random schedules for about `seconds`; the cache's contents are lost."""

@@ -43,16 +43,17 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> tuple[Sampled, ...]:
         groups.setdefault((is_adjusted(row), row.params.greedy), []).append(i)
     results: dict[int, Sampled] = {}
     for kind, group in groups.items():
-        for picks in [group] if kind == _PLAIN_GREEDY else _tiles(group, logits):
+        for picks in [group] if kind == _PLAIN_GREEDY else tiles(group, logits):
             tokens = _choose(take_rows(logits, picks), [rows[i] for i in picks])
             results.update(zip(picks, map(Sampled, tokens), strict=True))
-    for picks in _tiles([i for i, row in enumerate(rows) if row.params.logprobs is not None], logits):
-        chosen = [(rows[i], results[i].token) for i in picks]
-        results.update(zip(picks, _report(take_rows(logits, picks), chosen), strict=True))
+    asked = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs is not None}
+    for picks in tiles(list(asked), logits):
+        chosen = [(results[i].token, asked[i]) for i in picks]
+        results.update(zip(picks, report(take_rows(logits, picks), chosen), strict=True))
     return tuple(results[i] for i in range(len(rows)))
 
 
-def _tiles(picks: Sequence[int], logits: Tensor) -> Iterator[Sequence[int]]:
+def tiles(picks: Sequence[int], logits: Tensor) -> Iterator[Sequence[int]]:
     """`picks` in groups whose logits together are few enough to be worked on at once."""
     height = max(1, (_CPU_TILE if logits.device.type == "cpu" else _GPU_TILE) // logits.shape[1])
     return (picks[i : i + height] for i in range(0, len(picks), height))
@@ -82,10 +83,11 @@ def _argmax(logits: Tensor) -> Tensor:
     return torch.from_numpy(logits.detach().numpy().argmax(axis=-1, keepdims=True))
 
 
-def _report(logits: Tensor, chosen: Sequence[tuple[SampleRow, int]]) -> Iterator[Sampled]:
-    """Each row's token with log-probabilities: its own and those of the row's best ids."""
-    asked = [row.params.logprobs or 0 for row, _ in chosen]
-    tokens = torch.tensor([[token] for _, token in chosen], device=logits.device)
+def report(logits: Tensor, chosen: Sequence[tuple[int, int]]) -> Iterator[Sampled]:
+    """Each row's token with log-probabilities: its own and those of the row's best ids. `chosen` are pairs of
+    the token and the number of best ids that are asked for."""
+    asked = [num_top for _, num_top in chosen]
+    tokens = torch.tensor([[token] for token, _ in chosen], device=logits.device)
     ids = torch.cat((tokens, best(logits, max(asked))), dim=1)
     logprobs = logits.log_softmax(dim=-1).gather(1, ids)
     for k, (token, *top), (logprob, *others) in zip(asked, ids.tolist(), logprobs.tolist(), strict=True):

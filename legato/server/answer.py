@@ -5,21 +5,28 @@ The endpoints say what to generate (`Generation`) and how to word it (`Wording`)
 
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from legato.core.events import ProgressEvent
 from legato.engine.output import Delta
-from legato.server.protocol import GenerationBody
-from legato.server.replies import Generation, Part, merged, started
+from legato.server.body import in_thread_if
+from legato.server.protocol import GenerationBody, StreamOptions
+from legato.server.replies import Generation, Part, started
 from legato.server.service import Service
-from legato.server.sse import DONE, EventStream, event, unless_gone
+from legato.server.sse import DONE, KEEP_ALIVE, EventStream, Silence, event, unless_gone
 
 Json = dict[str, object]
+
+MANY = 256
+"""Tokens with log-probabilities from which an answer is put into words in a thread: some milliseconds."""
 
 
 class Wording(Protocol):
@@ -52,13 +59,18 @@ class Usage:
     num_completion: int = 0
     num_cached: int = 0
     """Tokens of the prompts that were not computed."""
+    num_truncated: int | None = None
+    """Tokens that were cut off the prompts, if that was asked for."""
 
     def as_json(self) -> Json:
+        details = {"cached_tokens": self.num_cached}
+        if self.num_truncated is not None:
+            details["truncated_tokens"] = self.num_truncated
         return {
             "prompt_tokens": self.num_prompt,
             "completion_tokens": self.num_completion,
             "total_tokens": self.num_prompt + self.num_completion,
-            "prompt_tokens_details": {"cached_tokens": self.num_cached},
+            "prompt_tokens_details": details,
         }
 
 
@@ -78,45 +90,85 @@ async def answer(
     }
     if body.stream:
         return EventStream(_events(service, body, head, name, prepare))
-    return JSONResponse(await unless_gone(request.receive, _whole(service, head, name, prepare)))
+    return await unless_gone(request.receive, _whole(service, head, name, prepare))
 
 
-async def _whole(service: Service, head: Json, name: str, prepare: Prepare) -> Json:
+async def _whole(service: Service, head: Json, name: str, prepare: Prepare) -> Response:
     generation, wording = await prepare()
-    with started(service.engine, generation, name) as streams:
-        made: list[list[Delta]] = [[] for _ in streams]
-        async with aclosing(merged(streams)) as deltas:
-            async for index, delta in deltas:
-                made[index].append(delta)
+    with started(service.engine, generation, name) as running:
+        made: list[list[Delta]] = [[] for _ in running.streams]
+        async with aclosing(running.read()) as items:
+            async for item in items:
+                if item is not None:
+                    made[item[0]].append(item[1])
     replies = [Part.of(deltas_of_one) for deltas_of_one in made]
     num_completion = sum(len(reply.sampled) for reply in replies)
-    usage = Usage(generation.num_prompt_tokens, num_completion, generation.num_cached(streams))
-    return {**head, **wording.whole(replies), "usage": usage.as_json()}
+    usage = Usage(
+        generation.num_prompt_tokens,
+        num_completion,
+        generation.num_cached(running.streams),
+        generation.num_truncated,
+    )
+    num_entries = num_completion + sum(len(reply.prompt) for reply in replies)
+    return await in_thread_if(
+        num_entries > MANY,
+        lambda: JSONResponse({**head, **wording.whole(replies), "usage": usage.as_json()}),
+    )
 
 
 async def _events(
     service: Service, body: GenerationBody, head: Json, name: str, prepare: Prepare
 ) -> AsyncGenerator[bytes, None]:
     generation, wording = await prepare()
-    options = body.stream_options
-    with_usage = options is not None and options.include_usage
-    running_usage = options is not None and options.continuous_usage_stats
-    usage = Usage(generation.num_prompt_tokens)
+    options = body.stream_options or StreamOptions()
+    usage = Usage(generation.num_prompt_tokens, num_truncated=generation.num_truncated)
     opened: set[int] = set()
-    with started(service.engine, generation, name) as streams:
-        async with aclosing(merged(streams)) as deltas:
-            async for index, delta in deltas:
-                usage.num_completion += delta.sampled is not None
-                for chunk in wording.chunks(index, Part.of([delta]), first=index not in opened):
-                    if running_usage:
-                        usage.num_cached = generation.num_cached(streams)
-                        yield event({**head, **chunk, "usage": usage.as_json()})
-                    elif with_usage:
-                        yield event({**head, **chunk, "usage": None})
-                    else:
-                        yield event({**head, **chunk})
-                opened.add(index)
-        usage.num_cached = generation.num_cached(streams)
-    if with_usage:
+    untold: defaultdict[int, list[Delta]] = defaultdict(list)
+    """Deltas of prompts, by reply: they are told with the reply's first token."""
+
+    def chunk_of(content: Json) -> bytes:
+        if options.continuous_usage_stats:
+            usage.num_cached = generation.num_cached(running.streams)
+            return event({**head, **content, "usage": usage.as_json()})
+        return event({**head, **content, "usage": None} if options.include_usage else {**head, **content})
+
+    def chunks_of(index: int, part: Part) -> list[bytes]:
+        return [chunk_of(content) for content in wording.chunks(index, part, first=index not in opened)]
+
+    with started(service.engine, generation, name) as running:
+        silence = Silence(service.keep_alive, running.wake)
+        async with aclosing(running.read()) as items:
+            with silence.watched():
+                async for item in items:
+                    if item is None:
+                        yield KEEP_ALIVE
+                        continue
+                    index, delta = item
+                    if delta.progress is not None:
+                        silence.heard()
+                        yield chunk_of({"choices": [], "progress": _progress(index, delta.progress)})
+                        continue
+                    untold[index].append(delta)
+                    if delta.sampled is None and delta.finish is None:
+                        continue
+                    usage.num_completion += delta.sampled is not None
+                    part = Part.of(untold.pop(index))
+                    for chunk in await in_thread_if(len(part.prompt) > MANY, partial(chunks_of, index, part)):
+                        silence.heard()
+                        yield chunk
+                    opened.add(index)
+        usage.num_cached = generation.num_cached(running.streams)
+    if options.include_usage:
         yield event({**head, "choices": [], "usage": usage.as_json()})
     yield DONE
+
+
+def _progress(index: int, event: ProgressEvent) -> Json:
+    """How far the prompt of reply `index` is."""
+    return {
+        "index": index,
+        "prefilled_tokens": event.num_computed,
+        "prompt_tokens": event.num_prompt,
+        "cached_tokens": event.num_cached,
+        "queue_place": event.queue_place,
+    }

@@ -11,11 +11,20 @@ from starlette.responses import Response
 from legato.errors import RequestError
 from legato.server.answer import Endpoint, Json, Wording, answer
 from legato.server.body import read_body
-from legato.server.logprobs import chat_logprobs
+from legato.server.logprobs import chat_logprobs, prompt_logprobs
 from legato.server.models import check_model
 from legato.server.protocol import ChatBody, Conversation
 from legato.server.replies import Generation, Part
-from legato.server.sampling import check_body, check_length, sampling_params, terms
+from legato.server.sampling import (
+    bad_words,
+    check_body,
+    check_length,
+    num_truncated,
+    sampling_params,
+    terms,
+    text_rules,
+    truncated,
+)
 from legato.server.service import Service
 from legato.text.chat import ChatTemplate
 
@@ -41,6 +50,11 @@ def chat_routes(service: Service) -> APIRouter:
 async def prompt_ids(service: Service, conversation: Conversation) -> tuple[int, ...]:
     """The token ids of messages, by the model's chat template. Raises `RequestError` if it has none, or the
     template refuses the messages."""
+    asked = {"add_generation_prompt", "continue_final_message"} & conversation.model_fields_set
+    if len(asked) == 2 and conversation.add_generation_prompt and conversation.continue_final_message:
+        raise RequestError(
+            "continue_final_message: not with add_generation_prompt", param="continue_final_message"
+        )
     template = service.chat_template
     if template is None:
         raise RequestError(
@@ -53,11 +67,12 @@ async def prompt_ids(service: Service, conversation: Conversation) -> tuple[int,
 def _render(service: Service, template: ChatTemplate, conversation: Conversation) -> tuple[int, ...]:
     prompt = template.render(
         [message.model_dump(exclude_none=True) for message in conversation.messages],
-        add_generation_prompt=conversation.add_generation_prompt,
+        add_generation_prompt=conversation.add_generation_prompt and not conversation.continue_final_message,
+        continue_final_message=conversation.continue_final_message,
         extra=conversation.chat_template_kwargs,
     )
     check_length(prompt, service.max_model_len)
-    return tuple(service.tokenizer.encode_chat(prompt))
+    return tuple(service.tokenizer.encode_chat(prompt, add_special_tokens=conversation.add_special_tokens))
 
 
 def _check(body: ChatBody, service: Service) -> None:
@@ -69,13 +84,22 @@ def _check(body: ChatBody, service: Service) -> None:
 
 
 async def _prepare(service: Service, body: ChatBody, arrival: float) -> tuple[Generation, Wording]:
-    prompt = await prompt_ids(service, body)
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = sampling_params(body, service, len(prompt), default_max=None, logprobs=logprobs)
+    whole = await prompt_ids(service, body)
+    prompt = truncated(whole, body, service)
+    params = sampling_params(
+        body,
+        service,
+        len(prompt),
+        default_max=None,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+        bad_words=await bad_words(body, service),
+    )
     generation = Generation(
         prompts=(prompt,),
         params=(params,),
-        stop=tuple(body.stop),
+        text=text_rules(body),
+        num_truncated=num_truncated(body, [whole], [prompt]),
         n=body.n,
         arrival=arrival,
         terms=terms(body),
@@ -90,6 +114,10 @@ class ChatWording:
         self._tokenizer = service.tokenizer
         self._body = body
         self._beside: Json = {"prompt_token_ids": prompt} if body.return_token_ids else {}
+        last = body.messages[-1]
+        self._echo = ""
+        if body.echo and last.role == "assistant":
+            self._echo = "\n".join(content.text for content in last.content)
 
     def chunks(self, index: int, part: Part, *, first: bool) -> list[Json]:
         """The role before a reply's first token; nothing for a token whose text is held back, unless the
@@ -98,7 +126,9 @@ class ChatWording:
         if first:
             nothing = Part("", (), None, None)
             opening = self._choice(index, nothing, {"delta": {"role": "assistant", "content": ""}})
-            chunks.append({"choices": [opening], **self._beside})
+            chunks.append({"choices": [opening], **self._with_prompt(index, part)})
+            if self._echo:
+                chunks.append({"choices": [self._choice(index, nothing, {"delta": {"content": self._echo}})]})
         wanted = self._body.logprobs or self._body.return_token_ids
         if part.text or part.finish_reason is not None or wanted:
             chunks.append({"choices": [self._choice(index, part, {"delta": {"content": part.text}})]})
@@ -107,9 +137,16 @@ class ChatWording:
     def whole(self, replies: Sequence[Part]) -> Json:
         choices = []
         for index, reply in enumerate(replies):
-            message = {"role": "assistant", "content": reply.text, "refusal": None}
+            message = {"role": "assistant", "content": self._echo + reply.text, "refusal": None}
             choices.append(self._choice(index, reply, {"message": message}))
-        return {"choices": choices, **self._beside}
+        return {"choices": choices, **self._with_prompt(0, replies[0])}
+
+    def _with_prompt(self, index: int, part: Part) -> Json:
+        """What is told of the prompt, beside the choices."""
+        num_top = self._body.prompt_logprobs
+        if index or num_top is None:
+            return self._beside
+        return {**self._beside, "prompt_logprobs": prompt_logprobs(self._tokenizer, part.prompt, num_top)}
 
     def _choice(self, index: int, part: Part, content: Json) -> Json:
         body = self._body

@@ -7,14 +7,24 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from legato.errors import RequestError
 from legato.server.answer import Endpoint, Json, Wording, answer
 from legato.server.body import LONG, in_thread_if, read_body
-from legato.server.logprobs import CompletionLogprobs
+from legato.server.logprobs import CompletionLogprobs, prompt_logprobs
 from legato.server.models import check_model
 from legato.server.protocol import CompletionBody
 from legato.server.replies import Generation, Part
-from legato.server.sampling import check_body, check_ids, check_length, sampling_params, terms
+from legato.server.sampling import (
+    asked_length,
+    bad_words,
+    check_body,
+    check_ids,
+    check_length,
+    num_truncated,
+    sampling_params,
+    terms,
+    text_rules,
+    truncated,
+)
 from legato.server.service import Service
 
 ENDPOINT = Endpoint(id_prefix="cmpl", whole_object="text_completion", chunk_object="text_completion")
@@ -44,8 +54,6 @@ def _check(body: CompletionBody, service: Service) -> None:
     limits.check(len(body.prompt), limits.prompts, "prompt")
     limits.check(len(body.prompt) * body.n, limits.choices, "n")
     limits.check(body.logprobs or 0, limits.logprobs, "logprobs")
-    if body.echo and body.logprobs is not None:
-        raise RequestError("echo: not supported together with logprobs", param="echo")
     for prompt in body.prompt:
         if isinstance(prompt, str):
             check_length(prompt, service.max_model_len)
@@ -55,15 +63,28 @@ def _check(body: CompletionBody, service: Service) -> None:
 
 async def _prepare(service: Service, body: CompletionBody, arrival: float) -> tuple[Generation, Wording]:
     num_chars = sum(len(prompt) for prompt in body.prompt)
-    prompts = await in_thread_if(num_chars > LONG, lambda: tuple(_ids(service, p) for p in body.prompt))
+    whole = await in_thread_if(num_chars > LONG, lambda: tuple(_ids(service, body, p) for p in body.prompt))
+    prompts = tuple(truncated(prompt, body, service) for prompt in whole)
+    echoed = 0 if body.logprobs is None and asked_length(body) == 0 else body.logprobs
+    wanted = [body.prompt_logprobs, echoed if body.echo else None]
+    words = await bad_words(body, service)
     params = tuple(
-        sampling_params(body, service, len(prompt), default_max=DEFAULT_MAX_TOKENS, logprobs=body.logprobs)
+        sampling_params(
+            body,
+            service,
+            len(prompt),
+            default_max=DEFAULT_MAX_TOKENS,
+            logprobs=body.logprobs,
+            prompt_logprobs=max((num for num in wanted if num is not None), default=None),
+            bad_words=words,
+        )
         for prompt in prompts
     )
     generation = Generation(
         prompts=prompts,
         params=params,
-        stop=tuple(body.stop),
+        text=text_rules(body),
+        num_truncated=num_truncated(body, whole, prompts),
         n=body.n,
         arrival=arrival,
         terms=terms(body),
@@ -71,10 +92,11 @@ async def _prepare(service: Service, body: CompletionBody, arrival: float) -> tu
     return generation, CompletionWording(service, body, prompts)
 
 
-def _ids(service: Service, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
+def _ids(service: Service, body: CompletionBody, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
     """Special tokens are parsed: whoever sends a raw prompt may have written a chat template's own."""
     if isinstance(prompt, str):
-        return tuple(service.tokenizer.encode(prompt, parse_special=True))
+        encode = partial(service.tokenizer.encode, add_special_tokens=body.add_special_tokens)
+        return tuple(encode(prompt, parse_special=True))
     return prompt
 
 
@@ -85,7 +107,10 @@ class CompletionWording:
         self._tokenizer = service.tokenizer
         self._body = body
         self._prompts = prompts
-        self._logprobs = [CompletionLogprobs(self._tokenizer) for _ in range(len(prompts) * body.n)]
+        self._logprobs = [
+            CompletionLogprobs(self._tokenizer, body.logprobs or 0, skip_special=body.skip_special_tokens)
+            for _ in range(len(prompts) * body.n)
+        ]
 
     def chunks(self, index: int, part: Part, *, first: bool) -> list[Json]:
         """Nothing for a token whose text is held back, unless the client looks at tokens."""
@@ -104,13 +129,18 @@ class CompletionWording:
         }
 
     def _choice(self, index: int, part: Part, text: str, *, first: bool) -> Json:
-        with_logprobs = self._body.logprobs is not None
+        logprobs = None
+        if self._body.logprobs is not None:
+            logprobs = self._logprobs[index].of(part.prompt if self._body.echo else (), part.sampled)
         choice: Json = {
             "index": index,
             "text": text,
-            "logprobs": self._logprobs[index].of(part.sampled) if with_logprobs else None,
+            "logprobs": logprobs,
             "finish_reason": part.finish_reason,
         }
+        if first and self._body.prompt_logprobs is not None:
+            num_top = self._body.prompt_logprobs
+            choice["prompt_logprobs"] = prompt_logprobs(self._tokenizer, part.prompt, num_top)
         if part.stop_reason is not None:
             choice["stop_reason"] = part.stop_reason
         if self._body.return_token_ids:
@@ -120,7 +150,12 @@ class CompletionWording:
         return choice
 
     def _echo(self, index: int) -> str:
-        if not self._body.echo:
+        """The prompt as it was written; what its tokens spell where it was not written, was cut, or has to go
+        with their offsets."""
+        body = self._body
+        if not body.echo:
             return ""
-        prompt = self._body.prompt[index // self._body.n]
-        return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
+        prompt = body.prompt[index // body.n]
+        if isinstance(prompt, str) and body.logprobs is None and body.truncate_prompt_tokens is None:
+            return prompt
+        return self._tokenizer.decode(self._prompts[index // body.n], skip_special=body.skip_special_tokens)

@@ -56,6 +56,8 @@ class StreamOptions(Body):
     """One more chunk before the end, with the token counts."""
     continuous_usage_stats: bool = False
     """The token counts so far in every chunk (vLLM)."""
+    include_progress: bool = False
+    """Chunks without choices that say how far the prompt is, until the first token."""
 
 
 def _listed(value: object) -> object:
@@ -78,11 +80,12 @@ class GenerationBody(Body):
         "service_tier": (None, "auto", "default"),
         "use_beam_search": (None, False),
         "length_penalty": (None, 1),
-        "skip_special_tokens": (None, True),
-        "spaces_between_special_tokens": (None, True),
-        "include_stop_str_in_output": (None, False),
-        "truncate_prompt_tokens": _NONE,
-        "prompt_logprobs": _NONE,
+        "spaces_between_special_tokens": (
+            None,
+            True,
+            False,
+        ),  # as with vLLM's fast tokenizers, none are added
+        "logits_processors": _NO_LIST,
         "structured_outputs": _NONE,
         "response_format": (None, {"type": "text"}),
     }
@@ -94,8 +97,9 @@ class GenerationBody(Body):
     n: int = Field(1, ge=1, le=_MAX_INT)
     best_of: int | None = None
     """Only as a second name for `n`."""
-    max_tokens: int | None = Field(None, ge=1, le=_MAX_INT)
-    max_completion_tokens: int | None = Field(None, ge=1, le=_MAX_INT)
+    max_tokens: int | None = Field(None, ge=0, le=_MAX_INT)
+    """0 only where the prompt is asked about."""
+    max_completion_tokens: int | None = Field(None, ge=0, le=_MAX_INT)
     """OpenAI's newer name of `max_tokens`."""
     min_tokens: int = Field(0, ge=0, le=_MAX_INT)
     temperature: float = Field(1.0, ge=0, le=2)
@@ -107,12 +111,24 @@ class GenerationBody(Body):
     repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    allowed_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
+    """The only ids that may be sampled (vLLM)."""
+    bad_words: list[Annotated[str, AfterValidator(_unicode), Field(min_length=1, max_length=1000)]] = []
+    """Texts that a reply does not write as they are tokenized by themselves or behind a space (vLLM)."""
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = {}
     stop: Annotated[list[str], BeforeValidator(_listed)] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     """Only `stop`, `stop_token_ids` and the length end a reply."""
+    include_stop_str_in_output: bool = False
+    """What ends the reply stays in its text (vLLM)."""
+    skip_special_tokens: bool = True
+    """Tokens that steer the model add no text (vLLM)."""
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=_MAX_INT)
+    """Only so many last tokens of a prompt are used; -1 for as many as fit (vLLM)."""
+    prompt_logprobs: int | None = Field(None, ge=0, le=_MAX_INT)
+    """Adds the log-probability of each prompt token, and so many most likely ones in its place (vLLM)."""
     return_token_ids: bool = False
     """Adds the ids of prompt and reply to the answer (vLLM)."""
     priority: int = Field(0, ge=-_MAX_INT, le=_MAX_INT)
@@ -160,7 +176,9 @@ class CompletionBody(GenerationBody):
 
     prompt: Annotated[tuple[str | tuple[int, ...], ...], PlainValidator(_prompts)]
     echo: bool = False
-    """Puts the prompt's text before the reply's."""
+    """Puts the prompt's text before the reply's; with `logprobs`, what its tokens spell, and theirs too."""
+    add_special_tokens: bool = True
+    """Adds BOS and EOS where the model wants them (vLLM)."""
     logprobs: int | None = Field(None, ge=0, le=_MAX_INT)
 
 
@@ -198,6 +216,10 @@ class Conversation(Body):
     messages: list[Message] = Field(min_length=1)
     add_generation_prompt: bool = True
     """Ends the prompt where the assistant's answer begins."""
+    continue_final_message: bool = False
+    """Ends the prompt with the last message, left open, so that the reply continues it (vLLM)."""
+    add_special_tokens: bool = False
+    """Adds BOS and EOS where the model wants them and the template did not (vLLM)."""
     chat_template_kwargs: dict[str, JsonValue] = {}
     """Further variables for the chat template."""
 
@@ -218,13 +240,15 @@ class ChatBody(GenerationBody, Conversation):
         "reasoning_effort": _NONE,
         "verbosity": _NONE,
         "web_search_options": _NONE,
-        "echo": (None, False),
-        "continue_final_message": (None, False),
-        "add_special_tokens": (None, False),
-        "chat_template": _NONE,
+        "prompt_cache_retention": (None, "in_memory", "in-memory"),
+        "moderation": _NONE,
+        "prompt_cache_options": _NONE,
+        "chat_template": _NONE,  # a template is a program: the server's operator chooses it
         "documents": _NO_LIST,
     }
 
+    echo: bool = False
+    """Puts the last message before the reply, if it is the assistant's (vLLM)."""
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=_MAX_INT)
 

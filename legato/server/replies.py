@@ -7,12 +7,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from legato.core.plan import Sampled
 from legato.core.request import SamplingParams
 from legato.core.stopping import FinishReason
 from legato.engine.async_engine import AsyncEngine, Stream
-from legato.engine.output import Delta, Finish, Terms
+from legato.engine.output import Delta, Finish, Terms, TextRules
 from legato.errors import DeadlineError, StepError, UnavailableError
 from legato.server.sampling import seed_of
 
@@ -24,7 +25,9 @@ class Generation:
     prompts: tuple[tuple[int, ...], ...]
     params: tuple[SamplingParams, ...]
     """For each prompt, the parameters of its first reply."""
-    stop: tuple[str, ...]
+    text: TextRules
+    num_truncated: int | None
+    """Tokens that were cut off the prompts; None if the request does not want that."""
     n: int
     arrival: float
     """When the HTTP request came, in seconds on the engine's clock."""
@@ -51,6 +54,8 @@ class Part:
     """`stop` or `length` if the reply ends with it."""
     stop_reason: str | int | None
     """The stop string or the stop token's id that ended it (as vLLM)."""
+    prompt: tuple[Sampled, ...] = ()
+    """All of the prompt with log-probabilities, if they were asked for: part of what comes first."""
 
     @classmethod
     def of(cls, deltas: Sequence[Delta]) -> "Part":
@@ -61,11 +66,43 @@ class Part:
             tuple(delta.sampled for delta in deltas if delta.sampled is not None),
             None if finish is None else finish.reason.value,
             None if finish is None else finish.stop,
+            tuple(token for delta in deltas for token in delta.prompt),
         )
 
 
+class Replies:
+    """The replies to one HTTP request in the making, and the one queue that all their deltas go through."""
+
+    def __init__(self) -> None:
+        self.streams: list[Stream] = []
+        self._deltas: asyncio.Queue[tuple[int, Delta] | None] = asyncio.Queue()
+
+    def put(self, index: int, delta: Delta) -> None:
+        """Reply number `index` grew by `delta`."""
+        self._deltas.put_nowait((index, delta))
+
+    def wake(self) -> None:
+        """Whoever waits in `read` gets None; nobody does if there is something else to read."""
+        if self._deltas.empty():
+            self._deltas.put_nowait(None)
+
+    async def read(self) -> AsyncGenerator[tuple[int, Delta] | None, None]:
+        """The deltas of all replies as they come, with the reply's number, until all are complete.
+
+        Raises `StepError` if one fails, `DeadlineError` if the request's timeout passes,
+        `UnavailableError` if the server stops before all are complete.
+        """
+        num_left = len(self.streams)
+        while num_left:
+            item = await self._deltas.get()
+            if item is not None and item[1].finish is not None:
+                num_left -= 1
+                _check(item[1].finish)
+            yield item
+
+
 @contextmanager
-def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[list[Stream]]:
+def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[Replies]:
     """Submit everything, or nothing if the queue has no room for all. Whatever is still running when the
     block is left is aborted.
 
@@ -73,46 +110,22 @@ def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[
     """
     num_replies = len(generation.prompts) * generation.n
     with ExitStack() as stack:
-        streams: list[Stream] = []
+        replies = Replies()
         for prompt, params in zip(generation.prompts, generation.params, strict=True):
             for sample in range(generation.n):
+                index = len(replies.streams)
                 stream = engine.submit(
                     prompt,
                     replace(params, seed=seed_of(params.seed, sample)),
-                    stop=generation.stop,
-                    request_id=f"{name}-{len(streams)}",
+                    text=generation.text,
+                    request_id=f"{name}-{index}",
                     arrival=generation.arrival,
                     terms=generation.terms,
-                    places=0 if streams else num_replies,
+                    places=0 if index else num_replies,
+                    on_delta=partial(replies.put, index),
                 )
-                streams.append(stack.enter_context(stream))
-        yield streams
-
-
-async def merged(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Delta], None]:
-    """The deltas of all streams as they come, with the stream's number.
-
-    Raises `StepError` if one fails, `DeadlineError` if the request's timeout passes,
-    `UnavailableError` if the server stops before all are complete.
-    """
-    deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
-    pumps = [asyncio.ensure_future(_pump(index, stream, deltas)) for index, stream in enumerate(streams)]
-    num_left = len(pumps)
-    try:
-        while num_left:
-            index, delta = await deltas.get()
-            if delta.finish is not None:
-                num_left -= 1
-                _check(delta.finish)
-            yield index, delta
-    finally:
-        for pump in pumps:
-            pump.cancel()
-
-
-async def _pump(index: int, stream: Stream, deltas: asyncio.Queue[tuple[int, Delta]]) -> None:
-    async for delta in stream:
-        deltas.put_nowait((index, delta))
+                replies.streams.append(stack.enter_context(stream))
+        yield replies
 
 
 def _check(finish: Finish) -> None:

@@ -1,11 +1,13 @@
 """From a request's body to `SamplingParams`: what the model, the prompt and the server's limits decide."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from legato.config import in_seconds
 from legato.core.request import SamplingParams
-from legato.engine.output import Terms
+from legato.engine.output import Terms, TextRules
 from legato.errors import ContextLengthError, RequestError
+from legato.server.body import LONG, in_thread_if
 from legato.server.protocol import GenerationBody
 from legato.server.service import Service
 from legato.text.stop import StopStrings
@@ -21,15 +23,23 @@ def check_body(body: GenerationBody, service: Service) -> None:
     limits.check(body.n, limits.n, "n")
     limits.check(len(body.logit_bias), limits.logit_bias, "logit_bias")
     limits.check(len(body.stop_token_ids), limits.stop_token_ids, "stop_token_ids")
+    limits.check(len(body.bad_words), limits.bad_words, "bad_words")
+    limits.check(body.prompt_logprobs or 0, limits.logprobs, "prompt_logprobs")
     if body.best_of not in (None, body.n):
         raise RequestError("best_of: other than n is not supported", param="best_of")
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options: only with stream", param="stream_options")
-    if None not in (body.max_tokens, body.max_completion_tokens) and _asked(body) != body.max_tokens:
+    if None not in (body.max_tokens, body.max_completion_tokens) and asked_length(body) != body.max_tokens:
         raise RequestError("max_tokens and max_completion_tokens differ", param="max_completion_tokens")
+    if asked_length(body) == 0 and body.prompt_logprobs is None and not getattr(body, "echo", False):
+        name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        raise RequestError(f"{name}: at least 1, unless the prompt is asked about", param=name)
+    if body.truncate_prompt_tokens == 0:
+        raise RequestError("truncate_prompt_tokens: -1 or at least 1", param="truncate_prompt_tokens")
     if body.priority and not service.takes_priority:
         raise RequestError("priority: only on a server started with --policy priority", param="priority")
     check_ids(body.stop_token_ids, service.vocab_size, "stop_token_ids")
+    check_ids(body.allowed_token_ids or (), service.vocab_size, "allowed_token_ids")
     _logit_bias(body, service.vocab_size)
     StopStrings(body.stop)  # has its own limits
 
@@ -49,8 +59,40 @@ def check_length(text: str, max_model_len: int) -> None:
         )
 
 
+def truncated(prompt: tuple[int, ...], body: GenerationBody, service: Service) -> tuple[int, ...]:
+    """The end of a prompt, as long as the request wants it."""
+    length = body.truncate_prompt_tokens
+    if length == -1:
+        asked = asked_length(body)
+        length = max(service.max_model_len - (1 if asked is None else asked), 1)
+    return prompt if length is None else prompt[-length:]
+
+
+def num_truncated(
+    body: GenerationBody, whole: Sequence[tuple[int, ...]], prompts: Sequence[tuple[int, ...]]
+) -> int | None:
+    """How many tokens were cut off the prompts; None if the request does not want that."""
+    return None if body.truncate_prompt_tokens is None else sum(map(len, whole)) - sum(map(len, prompts))
+
+
+async def bad_words(body: GenerationBody, service: Service) -> tuple[tuple[int, ...], ...]:
+    """Each of the body's bad words as it is tokenized at the start of a text and within one."""
+    forms = [form for word in body.bad_words for form in (word, f" {word}")]
+    encode = partial(service.tokenizer.encode, add_special_tokens=False)
+    return await in_thread_if(
+        sum(map(len, forms)) > LONG, lambda: tuple({tuple(encode(form)): None for form in forms})
+    )
+
+
 def sampling_params(
-    body: GenerationBody, service: Service, num_prompt: int, *, default_max: int | None, logprobs: int | None
+    body: GenerationBody,
+    service: Service,
+    num_prompt: int,
+    *,
+    default_max: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    bad_words: tuple[tuple[int, ...], ...],
 ) -> SamplingParams:
     """The parameters of the first reply to a prompt of `num_prompt` tokens.
 
@@ -64,7 +106,7 @@ def sampling_params(
         )
     said, defaults = body.model_fields_set, service.sampling_defaults
     top_k = body.top_k if "top_k" in said else defaults.top_k
-    return SamplingParams(
+    params = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=body.min_tokens,
         temperature=body.temperature if "temperature" in said else defaults.temperature,
@@ -79,8 +121,22 @@ def sampling_params(
         seed=body.seed,
         logit_bias=_logit_bias(body, service.vocab_size),
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        allowed_token_ids=None if body.allowed_token_ids is None else frozenset(body.allowed_token_ids),
+        bad_words=bad_words,
         stop_token_ids=frozenset(body.stop_token_ids)
         | (frozenset() if body.ignore_eos else service.tokenizer.eos_ids),
+    )
+    _check_choice(params, service.vocab_size)
+    return params
+
+
+def text_rules(body: GenerationBody) -> TextRules:
+    """How the reply's text is made."""
+    return TextRules(
+        stop=tuple(body.stop),
+        include_stop=body.include_stop_str_in_output,
+        skip_special=body.skip_special_tokens,
     )
 
 
@@ -91,6 +147,7 @@ def terms(body: GenerationBody) -> Terms:
         cache_salt=body.cache_salt or "",
         tpot_target=in_seconds(body.tpot_target_ms),
         ttft_target=in_seconds(body.ttft_target_ms),
+        wants_progress=body.stream_options is not None and body.stream_options.include_progress,
         timeout=body.timeout,
     )
 
@@ -101,7 +158,8 @@ def seed_of(seed: int | None, sample: int) -> int | None:
     return None if seed is None else (seed + sample + _SEEDS // 2) % _SEEDS - _SEEDS // 2
 
 
-def _asked(body: GenerationBody) -> int | None:
+def asked_length(body: GenerationBody) -> int | None:
+    """The most tokens that a reply may have, if the request says so."""
     return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
 
 
@@ -109,13 +167,13 @@ def _max_tokens(body: GenerationBody, max_model_len: int, num_prompt: int, defau
     if num_prompt == 0:
         raise RequestError("the prompt is empty", param="prompt")
     room = max_model_len - num_prompt
-    if room < 1:
+    asked = asked_length(body)
+    if room < (asked != 0):
         raise ContextLengthError(
             f"the prompt has {num_prompt} tokens; at most {max_model_len} are possible, "
             "at least 1 of them for the reply",
             param="prompt",
         )
-    asked = _asked(body)
     if asked is None:
         return room if default is None else min(room, default)
     if asked > room:
@@ -125,6 +183,16 @@ def _max_tokens(body: GenerationBody, max_model_len: int, num_prompt: int, defau
             param="max_tokens",
         )
     return asked
+
+
+def _check_choice(params: SamplingParams, vocab_size: int) -> None:
+    """Raises `RequestError` if there may be no token left to choose."""
+    banned = {word[-1] for word in params.bad_words}
+    banned |= params.stop_token_ids if params.min_tokens else frozenset()
+    allowed = params.allowed_token_ids
+    if len(banned) >= vocab_size or (allowed is not None and allowed <= banned):
+        name = "bad_words" if allowed is None else "allowed_token_ids"
+        raise RequestError(f"{name}: with what else is asked for, no token may be left to choose", param=name)
 
 
 def _logit_bias(body: GenerationBody, vocab_size: int) -> tuple[tuple[int, float], ...]:

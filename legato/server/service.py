@@ -28,6 +28,7 @@ class Limits:
     logit_bias: int = 1024
     """Tokens with a bias."""
     stop_token_ids: int = 128
+    bad_words: int = 128
 
     def check(self, value: int, limit: int, name: str) -> None:
         """Raises `RequestError` with both numbers if `value`, of the field `name`, is above `limit`."""
@@ -69,6 +70,8 @@ class Service:
     """The most tokens of a prompt and its reply together."""
     vocab_size: int
     """Token ids run from 0 to vocab_size - 1."""
+    keep_alive: float = 10.0
+    """Seconds without an event after which a stream sends a comment; 0 for never."""
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     """What a request gets that does not say how to sample."""
     takes_priority: bool = False

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -15,11 +15,49 @@ from legato.server.failures import error_body, known
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment, which clients skip: it keeps proxies and impatient clients from closing a silent connection."""
 
 
 def event(data: object) -> bytes:
     """One server-sent event. Only ASCII: some clients take U+2028 or U+0085 for the end of a line."""
     return f"data: {json.dumps(data, separators=(',', ':'), allow_nan=False)}\n\n".encode("ascii")
+
+
+class Silence:
+    """Calls `tick` each time that nothing was `heard` for `interval` seconds; never if that is 0.
+
+    Costs one timer for all of a stream's events together.
+    """
+
+    def __init__(self, interval: float, tick: Callable[[], None]) -> None:
+        self._interval, self._tick = interval, tick
+        self._loop = asyncio.get_running_loop()
+        self.heard()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def heard(self) -> None:
+        self._last = self._loop.time()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Within this block."""
+        if self._interval:
+            self._wait()
+        try:
+            yield
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _wait(self) -> None:
+        self._timer = self._loop.call_at(self._last + self._interval, self._look)
+
+    def _look(self) -> None:
+        if self._loop.time() >= self._last + self._interval:
+            self.heard()
+            self._tick()
+        self._wait()
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -19,6 +19,9 @@ from legato.text.sandbox import Sandbox
 
 Message = dict[str, object]
 
+_END = "\ufdd0\ufdd1\ufdd0"
+"""Marks where a message's content ends. Noncharacters, which are in no text that is meant for others."""
+
 _NO_EXTRA: Final[Mapping[str, object]] = MappingProxyType({})
 
 
@@ -47,12 +50,16 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         extra: Mapping[str, object] = _NO_EXTRA,
     ) -> str:
         """The prompt for `messages` in OpenAI's form.
 
         `extra` holds further variables of the template (`enable_thinking` and the like). RequestError if
         the messages are malformed, the template refuses them, or it has no place for tools.
+
+        With `continue_final_message` the prompt ends where the last message does, without what the template
+        writes behind it.
         """
         reserved = extra.keys() & {*self._tokens, "messages", "tools", "add_generation_prompt"}
         if reserved:
@@ -62,22 +69,27 @@ class ChatTemplate:
             )
         if tools and not self._takes_tools:
             raise RequestError("this model's chat template has no place for tools", param="tools")
+        checked = [self._checked(message, f"messages[{i}]") for i, message in enumerate(messages)]
+        if continue_final_message:
+            checked[-1]["content"] = f"{checked[-1].get('content') or ''}{_END}"
         variables = {
             **extra,
             **self._tokens,
-            "messages": [self._checked(message, f"messages[{i}]") for i, message in enumerate(messages)],
+            "messages": checked,
             "tools": list(tools) if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
             with self._lock:
-                return self._sandbox.render(self._template, variables)
+                prompt = self._sandbox.render(self._template, variables)
         except TemplateError as error:
             raise RequestError(f"chat template: {error.message}", param="messages") from error
         except Exception as error:  # a template can raise anything; its text may hold the prompt's
             raise RequestError(
                 f"the chat template fails with these messages ({type(error).__name__})", param="messages"
             ) from error
+
+        return _up_to_end(prompt) if continue_final_message else prompt
 
     def _checked(self, message: object, where: str) -> Message:
         """The message as this template expects it. Templates that know no developers would drop their
@@ -86,6 +98,17 @@ class ChatTemplate:
         if checked["role"] == "developer" and not self._takes_developers:
             checked["role"] = "system"
         return checked
+
+
+def _up_to_end(prompt: str) -> str:
+    """What a template wrote before and of a message whose content ends in `_END`."""
+    start, found, _ = prompt.rpartition(_END)
+    if not found or _END in start:
+        raise RequestError(
+            "the chat template does not write the last message once, so it cannot be continued",
+            param="continue_final_message",
+        )
+    return start
 
 
 def _checked(message: object, where: str) -> Message:

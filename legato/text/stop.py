@@ -20,7 +20,8 @@ class StopStrings:
     RequestError for an empty stop string, more than MAX_STOP_STRINGS, or one longer than MAX_STOP_CHARS.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        """With `include` the match itself is shown."""
         if len(stops) > MAX_STOP_STRINGS:
             raise RequestError(
                 f"{len(stops)} stop strings; at most {MAX_STOP_STRINGS} are allowed", param="stop"
@@ -35,6 +36,7 @@ class StopStrings:
                 )
         # Longest first, so that the first one found complete at a character is the one that counts.
         self._searches = [_Search(stop) for stop in sorted(set(stops), key=len, reverse=True)]
+        self._include = include
         self._held = ""
         self.matched: str | None = None
         """The stop string that ended the text."""
@@ -51,7 +53,8 @@ class StopStrings:
             for search in self._searches:
                 if search.num_matched == len(search.stop):
                     self.matched = search.stop
-                    shown, self._held = self._held[: position - len(search.stop)], ""
+                    end = position if self._include else position - len(search.stop)
+                    shown, self._held = self._held[:end], ""
                     return shown
         num_held = max(search.num_matched for search in self._searches)
         num_shown = len(self._held) - num_held

@@ -74,13 +74,13 @@ class Tokenizer:
             prefix = []
         return [*prefix, *ids, *suffix]
 
-    def encode_chat(self, prompt: str) -> list[int]:
+    def encode_chat(self, prompt: str, *, add_special_tokens: bool = False) -> list[int]:
         """The ids of a prompt that a chat template made.
 
-        A template writes every special token that it wants, BOS too, so none is added here: the prompt has
-        one BOS if the template has one, otherwise none.
+        A template writes every special token that it wants, BOS too, so as a rule none is added here: the
+        prompt has one BOS if the template has one, otherwise none.
         """
-        return self.encode(prompt, add_special_tokens=False, parse_special=True)
+        return self.encode(prompt, add_special_tokens=add_special_tokens, parse_special=True)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD. RequestError for an id out of range."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from legato.errors import ConfigError
 from legato.workload.arrival import Arrival, Part
-from legato.workload.pace import Pace
+from legato.workload.rhythm import Rhythm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Group:
     duration: float | None = None
     """Seconds for which they come at `rate`, in place of `requests`."""
     burstiness: float = 1.0
-    """Of the gaps between them; see `Pace`."""
+    """Of the gaps between them; see `Rhythm`."""
     spread: float = 0.0
     """Lengths are drawn evenly from (1 - spread) to (1 + spread) times `prompt` and `output`."""
     system: int = 0
@@ -78,7 +78,7 @@ class Group:
         times = (
             [0.0] * num
             if self.rate is None
-            else Pace(rate=self.rate, burstiness=self.burstiness).times(num, draw)
+            else Rhythm(rate=self.rate, burstiness=self.burstiness).times(num, draw)
         )
         shared = (Part("system", self.system),) * (self.system > 0)
         return [

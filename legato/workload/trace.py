@@ -37,7 +37,7 @@ class Trace:
     arrivals: tuple[Arrival, ...]
     """By time."""
     timed: bool
-    """Whether the file has times. Else all come at 0, and a `Pace` has to spread them."""
+    """Whether the file has times. Else all come at 0, and a `Rhythm` has to spread them."""
 
 
 def read_trace(path: Path) -> Trace:

@@ -112,6 +112,44 @@ def test_curl_streams_a_completion(server: Server) -> None:
     assert texts == [" the", " capital", " of", " the", " country"]
 
 
+def completion(server: Server, **body: object) -> dict[str, Any]:
+    answer: dict[str, Any] = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()
+    return answer
+
+
+def test_i_04_a_seed_gives_four_different_replies_that_repeat(server: Server) -> None:
+    def texts(n: int) -> list[str]:
+        answer = completion(server, prompt=FRANCE, n=n, seed=5, temperature=1, max_tokens=8)
+        return [choice["text"] for choice in answer["choices"]]
+
+    assert len(set(texts(4))) == 4
+    assert texts(4) == texts(4)
+    assert texts(1) == texts(4)[:1]
+
+
+def test_b_05_scoring_a_reply_gives_the_bits_of_its_generation(server: Server) -> None:
+    """As evaluation harnesses do it: the text as a prompt with echo and no reply. It is computed in chunks of
+    64 tokens, the reply was one token a step."""
+    prompt = long_prompt(150, server.url)[::-1]  # not the beginning of another test's prompt
+    said = completion(
+        server,
+        prompt=prompt,
+        max_tokens=12,
+        temperature=0,
+        logprobs=3,
+        return_token_ids=True,
+        ignore_eos=True,
+    )["choices"][0]
+    text = [*prompt, *said["token_ids"]]
+    answer = completion(server, prompt=text, echo=True, logprobs=3, max_tokens=0)
+    (choice,) = answer["choices"]
+    assert answer["usage"]["completion_tokens"] == 0
+    for key in ("tokens", "token_logprobs", "top_logprobs"):
+        assert len(choice["logprobs"][key]) == len(text)
+        assert choice["logprobs"][key][-12:] == said["logprobs"][key]
+    assert completion(server, prompt=text, echo=True, logprobs=3, max_tokens=0)["choices"] == [choice]
+
+
 def test_the_openai_client_works_unchanged(server: Server) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         assert [model.id for model in client.models.list()] == ["gemma"]

@@ -43,7 +43,16 @@ def test_the_settings_by_name() -> None:
             "attention",
             "kv_dtype",
         ],
-        "server": ["host", "port", "max_waiting", "shutdown_timeout", "journal", "access_log", "log_level"],
+        "server": [
+            "host",
+            "port",
+            "max_waiting",
+            "sse_keep_alive",
+            "shutdown_timeout",
+            "journal",
+            "access_log",
+            "log_level",
+        ],
     }
     assert [(section, name) for section, name, _ in fields()] == [
         (section, name) for section, all_names in names.items() for name in all_names

@@ -69,7 +69,7 @@ def test_the_largest_accepted_request_fills_the_pool_and_finishes() -> None:
         ((1,), {"repetition_penalty": 0.0}, "repetition_penalty must be above 0"),
         ((1,), {"presence_penalty": float("inf")}, "finite"),
         ((1,), {"max_tokens": 0}, "at least 1, not 0"),
-        ((1,), {"max_tokens": -3}, "at least 1, not -3"),
+        ((1,), {"max_tokens": -3}, "at least 0, not -3"),
     ],
 )
 def test_an_impossible_request_is_refused(

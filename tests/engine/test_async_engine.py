@@ -15,7 +15,7 @@ from legato.core.stopping import FinishReason
 from legato.engine.async_engine import AsyncEngine, Stream
 from legato.engine.engine import Engine
 from legato.engine.fake import next_token
-from legato.engine.output import Delta
+from legato.engine.output import Delta, TextRules
 from legato.errors import ContextLengthError, RequestError, UnavailableError
 from legato.text.fake import FakeTokenizer
 
@@ -121,7 +121,7 @@ def test_a_stop_string_ends_the_reply_and_frees_its_blocks() -> None:
         text = FakeTokenizer().decode(expected([5, 7], 12))
         stop = text[3:6]
         async with running(engine) as served:
-            deltas = await read(served.submit([5, 7], params(200), stop=[stop]))
+            deltas = await read(served.submit([5, 7], params(200), text=TextRules(stop=[stop])))
             for _ in range(100):
                 if watcher.aborts:
                     break

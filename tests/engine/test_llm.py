@@ -58,6 +58,16 @@ def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
     assert_idle(llm)
 
 
+def test_a_text_can_be_scored_without_a_reply(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=2)
+    (completion,) = llm.generate(FRANCE, params)
+    assert (completion.text, completion.token_ids, completion.finish_reason) == ("", (), "length")
+    first, *others = completion.prompt_logprobs or ()
+    assert [token.token for token in (first, *others)] == list(completion.prompt_token_ids)
+    assert first.logprob is None
+    assert all(len(token.top) == 2 and token.logprob is not None and token.logprob < 0 for token in others)
+
+
 def test_a_stop_token_is_reported_and_adds_no_text(llm: LLM) -> None:
     (completion,) = llm.generate(FRANCE, greedy(20, stop_token_ids=frozenset({529})))
     assert completion.token_ids == ANSWER[:3]

@@ -8,7 +8,7 @@ from legato.core.events import FinishEvent, TokenEvent
 from legato.core.plan import Sampled
 from legato.core.request import Request, RequestId, SamplingParams
 from legato.core.stopping import FinishReason
-from legato.engine.output import Delta, Finish, Reply
+from legato.engine.output import Delta, Finish, Reply, TextRules
 from legato.text.fake import FakeTokenizer
 
 TOKENIZER = FakeTokenizer()
@@ -17,7 +17,7 @@ A = RequestId("A")
 
 def reply(*stops: str) -> Reply:
     request = Request(id=A, prompt=(1,), params=SamplingParams(max_tokens=1000), arrival=0.0)
-    return Reply(request, TOKENIZER, stops)
+    return Reply(request, TOKENIZER, TextRules(stop=stops))
 
 
 def feed(reply: Reply, ids: list[int], end: FinishReason | None) -> list[Delta]:

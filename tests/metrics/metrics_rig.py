@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from legato.core.block_pool import BlockPool
 from legato.core.budget import Budget
-from legato.core.events import Event, TokenEvent
+from legato.core.events import Event, ProgressEvent, PromptEvent, TokenEvent
 from legato.core.order import Fcfs
 from legato.core.plan import StepPlan
 from legato.core.prefill import PrefillPolicy
@@ -138,6 +138,8 @@ class World:
 
     def _see(self, events: tuple[Event, ...]) -> None:
         for event in events:
+            if isinstance(event, PromptEvent | ProgressEvent):
+                continue
             if isinstance(event, TokenEvent):
                 self.tokens[event.request_id].append(self.clock.now)
             end = event.finish if isinstance(event, TokenEvent) else event.reason

@@ -162,6 +162,18 @@ def test_g_10_a_thousand_requests_at_once_give_a_thousand_samples() -> None:
     assert_agrees_with_the_client(world)
 
 
+def test_g_10_a_prompt_that_is_only_scored_counts_and_has_no_first_token() -> None:
+    world = make_world()
+    world.submit("scored", num_prompt=6, max_tokens=0, prompt_logprobs=1)
+    world.submit("replied", num_prompt=4, max_tokens=1, prompt_logprobs=1)
+    world.run()
+    assert count_and_sum(world, TTFT)[0] == 1
+    assert count_and_sum(world, E2E)[0] == 2
+    assert world.sample("vllm:prompt_tokens_total") == 10
+    assert world.sample("vllm:generation_tokens_total") == 1
+    assert world.sample("vllm:request_success_total", finished_reason="length") == 2
+
+
 def test_g_11_ttft_holds_the_wait_in_the_queue() -> None:
     """G-11: one at a time, 20 requests at once, each of one second."""
     world = make_world(max_running=1)

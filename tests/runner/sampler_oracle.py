@@ -19,13 +19,18 @@ def make_row(
 
 
 def adjusted(logits: Row, row: SampleRow) -> Row:
-    """Bias, stop ban, then repetition, frequency and presence penalty."""
+    """What is allowed, bias, bans, then repetition, frequency and presence penalty."""
     params, out = row.params, logits.copy()
     counts = Counter(row.generated)
+    if params.allowed_token_ids is not None:
+        out[[token for token in range(len(out)) if token not in params.allowed_token_ids]] = -math.inf
     for token, amount in params.logit_bias:
         out[token] += amount
     for token in params.stop_token_ids if row.num_generated < params.min_tokens else ():
         out[token] = -math.inf
+    for *start, end in params.bad_words:
+        if [*row.generated][len(row.generated) - len(start) :] == start:
+            out[end] = -math.inf
     for token in {*row.prompt, *row.generated}:
         out[token] *= params.repetition_penalty if out[token] <= 0 else 1 / params.repetition_penalty
         out[token] -= params.frequency_penalty * counts[token] + params.presence_penalty * (counts[token] > 0)

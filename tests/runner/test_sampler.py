@@ -55,6 +55,8 @@ params = st.builds(
     presence_penalty=st.sampled_from([0.0, -2.0, 1.5]),
     frequency_penalty=st.sampled_from([0.0, -0.5, 0.8]),
     seed=st.integers(-(2**63), 2**63 - 1),
+    allowed_token_ids=st.none() | st.frozensets(ids, min_size=25),
+    bad_words=st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=3).map(tuple), max_size=4).map(tuple),
     logit_bias=st.dictionaries(ids, st.sampled_from([-100.0, -1.5, 2.0, 100.0]), max_size=4).map(
         lambda bias: tuple(bias.items())
     ),
@@ -107,6 +109,7 @@ def test_logprobs_are_of_the_models_own_distribution(row: SampleRow, seed: int) 
 
 
 @given(batch=st.lists(rows, min_size=1, max_size=6), seed=st.integers(0, 10**6))
+@settings(deadline=None)
 def test_a_row_alone_equals_the_row_in_any_batch_bit_for_bit(batch: list[SampleRow], seed: int) -> None:
     """I-06: parameters stay with their row. Equality is exact, log-probabilities included."""
     logits = random_logits(len(batch), seed=seed)

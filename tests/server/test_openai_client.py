@@ -1,6 +1,7 @@
 """A real server and the official client with its own defaults, which is what users have."""
 
 import asyncio
+import json
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +9,8 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from server_rig import (
     BOS,
     MODEL,
@@ -15,6 +18,8 @@ from server_rig import (
     RunningServer,
     ScriptedRunner,
     StartServer,
+    ask,
+    events_of,
     failing_at,
     plain_runner,
     predicted,
@@ -80,6 +85,26 @@ def test_completions_whole_and_streamed_with_logprobs_agree(
             tokens[choice.index] += choice.logprobs.tokens or []
     assert [choice.text for choice in whole.choices] == texts
     assert [choice.logprobs.tokens for choice in whole.choices if choice.logprobs] == tokens
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_09_answers_and_chunks_are_valid_by_the_clients_own_types(path: str) -> None:
+    """The client builds its objects unchecked; here its types are held to what is sent, strictly."""
+    chat = "chat" in path
+    start: dict[str, Any] = {"messages": USER} if chat else {"prompt": ["hi", "there"]}
+    whole, chunk = (ChatCompletion, ChatCompletionChunk) if chat else (Completion, Completion)
+    logprobs = {"logprobs": True, "top_logprobs": 1} if chat else {"logprobs": 1}
+    for more in ({}, logprobs, {"n": 3, "stop": "c", "return_token_ids": True}):
+        body = {**start, **more, "max_tokens": 4}
+        whole.model_validate_json(ask(path, body).content, strict=True)
+        options = {"include_usage": True, "continuous_usage_stats": True, "include_progress": True}
+        for sent in ({}, {"stream_options": options}):
+            for event in events_of(ask(path, {**body, "stream": True, **sent}).text):
+                for choice in (
+                    () if chat else event["choices"]
+                ):  # for these there is one type, that of the whole
+                    choice["finish_reason"] = choice["finish_reason"] or "stop"
+                chunk.model_validate_json(json.dumps(event), strict=True)
 
 
 def test_chat_logprobs_can_be_read(start_server: StartServer, connect: Connect) -> None:

@@ -300,13 +300,6 @@ def test_values_out_of_range_are_refused_by_name(path: str, field: str, value: o
     assert response.json()["error"]["param"].startswith(field)
 
 
-def test_prompt_logprobs_are_refused_so_no_cache_can_make_them_wrong() -> None:
-    """E-03: by name, cold and warm alike."""
-    for body in ({"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}):
-        response = ask(COMPLETIONS, {"prompt": PROMPT, "max_tokens": 1, **body})
-        assert response.status_code == 400
-
-
 def test_the_clients_of_openai_do_not_try_again_after_a_timeout() -> None:
     """Their rule: a header says whether a failed request is worth another try."""
     request = httpx.Request("POST", "http://legato")

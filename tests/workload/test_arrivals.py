@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from legato.errors import ConfigError
 from legato.workload.arrival import Arrival, Part, scale, select
-from legato.workload.pace import Pace, retime
+from legato.workload.rhythm import Rhythm, retime
 from legato.workload.scenario import SCENARIOS, Group, Scenario, find_scenario, read_scenario
 
 PARTS = st.lists(st.builds(Part, st.sampled_from("abc"), st.integers(1, 40)), min_size=1, max_size=6)
@@ -66,7 +66,7 @@ def test_a_slice_starts_at_time_0() -> None:
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0, math.inf])
 def test_gaps_are_as_bursty_as_asked_at_the_rate_that_was_asked(burstiness: float) -> None:
-    times = Pace(rate=5.0, burstiness=burstiness).times(4000, random.Random(1))
+    times = Rhythm(rate=5.0, burstiness=burstiness).times(4000, random.Random(1))
     gaps = [later - earlier for earlier, later in pairwise(times)]
     assert statistics.mean(gaps) == pytest.approx(0.2, rel=0.01)
     assert statistics.pstdev(gaps) / 0.2 == pytest.approx(1 / math.sqrt(burstiness), rel=0.1, abs=1e-6)
@@ -74,13 +74,13 @@ def test_gaps_are_as_bursty_as_asked_at_the_rate_that_was_asked(burstiness: floa
 
 
 def test_an_infinite_rate_is_all_at_once() -> None:
-    assert [a.time for a in retime([arrival(1), arrival(2)], Pace(rate=math.inf), 0)] == [0, 0]
+    assert [a.time for a in retime([arrival(1), arrival(2)], Rhythm(rate=math.inf), 0)] == [0, 0]
 
 
 @pytest.mark.parametrize("values", [{"rate": 0}, {"rate": math.nan}, {"rate": 1, "burstiness": -1}])
 def test_a_pace_must_be_above_0(values: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="must be above 0"):
-        Pace(**values)
+        Rhythm(**values)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -15,7 +15,7 @@ from legato.workload.arrival import Arrival
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class Rhythm:
     """Requests a second; infinity: all at once."""
 
     rate: float
@@ -41,8 +41,8 @@ class Pace:
         return [0.0, *accumulate(gap * stretch for gap in gaps[:-1])]
 
 
-def retime(arrivals: Iterable[Arrival], pace: Pace, seed: int) -> tuple[Arrival, ...]:
-    """The same requests in the same order, at another pace."""
+def retime(arrivals: Iterable[Arrival], rhythm: Rhythm, seed: int) -> tuple[Arrival, ...]:
+    """The same requests in the same order, in another rhythm."""
     arrivals = tuple(arrivals)
-    times = pace.times(len(arrivals), random.Random(seed))
+    times = rhythm.times(len(arrivals), random.Random(seed))
     return tuple(replace(arrival, time=time) for arrival, time in zip(arrivals, times, strict=True))

@@ -1,0 +1,79 @@
+"""Progress of prompts, step by step, by hand."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from rigs import make_engine, make_request
+
+from legato.core.events import Event, ProgressEvent
+from legato.core.plan import StepPlan
+from legato.core.request import RequestId
+from legato.engine.engine import Engine
+
+Told = list[tuple[str, int, int, int, int | None]]
+
+
+def submit(engine: Engine, name: str, prompt: Iterable[int], *, asks: bool = True, num: int = 3) -> None:
+    engine.submit(replace(make_request(name, tuple(prompt), num), wants_progress=asks))
+
+
+def told(events: Iterable[Event]) -> Told:
+    return [tuple(event) for event in events if isinstance(event, ProgressEvent)]  # type: ignore[misc]
+
+
+def rest(engine: Engine) -> Told:
+    entries: Told = []
+    while engine.has_work:
+        entries += told(engine.step())
+    return entries
+
+
+def test_each_chunk_is_told_and_the_last_one_with_the_first_token() -> None:
+    engine = make_engine(budget=8)
+    submit(engine, "a", range(20))
+    assert told(engine.step()) == [("a", 8, 20, 0, None)]
+    assert told(engine.step()) == [("a", 16, 20, 0, None)]
+    events = engine.step()
+    assert told(events) == [("a", 20, 20, 0, None)]
+    assert isinstance(events[0], ProgressEvent), "before the token"
+    assert rest(engine) == []
+
+
+def test_who_waits_hears_its_place_and_only_when_it_changes() -> None:
+    engine = make_engine(max_running=1, budget=8)
+    submit(engine, "a", range(20), num=2)
+    assert told(engine.step()) == [("a", 8, 20, 0, None)]
+    submit(engine, "b", [50, 51], asks=False, num=1)
+    submit(engine, "c", [60, 61], num=1)
+    assert told(engine.step()) == [("a", 16, 20, 0, None), ("c", 0, 2, 0, 1)]
+    assert rest(engine) == [("a", 20, 20, 0, None), ("c", 0, 2, 0, 0)]
+
+
+def test_a_prompts_cached_beginning_counts_as_computed() -> None:
+    engine = make_engine(budget=8)
+    submit(engine, "a", range(20), asks=False)
+    rest(engine)
+    submit(engine, "b", [*range(16), 90, 91, 92, 93, 94])
+    assert told(engine.step()) == [("b", 21, 21, 16, None)]
+
+
+def test_a_request_that_ends_early_is_forgotten() -> None:
+    engine = make_engine(budget=8)
+    submit(engine, "a", range(20))
+    engine.step()
+    engine.abort(RequestId("a"))
+    submit(engine, "b", range(30, 40), asks=False)
+    assert rest(engine) == []
+    assert not engine._progress._last
+
+
+def test_a_failed_step_ends_the_reports_of_who_was_in_it() -> None:
+    def fails(plan: StepPlan) -> None:
+        if plan.batch.seqs[0].start:
+            raise RuntimeError
+
+    engine = make_engine(budget=8, before=fails)
+    submit(engine, "a", range(20))
+    assert told(engine.step()) == [("a", 8, 20, 0, None)]
+    assert told(engine.step()) == []
+    assert not engine._progress._last

@@ -7,7 +7,7 @@ it is sampled, so a sequence that caught up has one token to compute again: that
 from dataclasses import dataclass, field
 
 from legato.core.lifecycle import Move, Status, after
-from legato.core.plan import SampleRow
+from legato.core.plan import SampleRow, ScoreRows
 from legato.core.prefix_index import Digest
 from legato.core.request import Request, RequestId
 
@@ -46,11 +46,15 @@ class Sequence:
     """Later ones that were admitted while it was the first of the queue and found no room to start."""
     num_cached: int = 0
     """Prompt tokens that were found computed when it was first admitted."""
+    num_unscored: int = field(init=False)
+    """Prompt tokens whose log-probabilities are asked for and not given yet; the first token has none."""
     last_step: int = 0
     """The last step in which it was admitted or got a chunk."""
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
+        scores = self.request.params.prompt_logprobs is not None
+        self.num_unscored = len(self.tokens) - 1 if scores else 0
 
     @property
     def id(self) -> RequestId:
@@ -69,6 +73,13 @@ class Sequence:
         """Known tokens still to compute: 1 for a decode, more for a prompt."""
         return len(self.tokens) - self.num_computed
 
+    @property
+    def num_cacheable(self) -> int:
+        """As many of its first tokens as may come out of the cache: nobody needs their logits (any more)."""
+        if self.num_unscored:
+            return len(self.request.prompt) - 1 - self.num_unscored
+        return len(self.tokens) - 1
+
     def move(self, move: Move) -> None:
         """Change the status along the table of `lifecycle`."""
         self.status = after(self.status, move)
@@ -80,3 +91,10 @@ class Sequence:
             return SampleRow(seq, self.id, params, self.num_generated)
         prompt = self.request.prompt
         return SampleRow(seq, self.id, params, self.num_generated, prompt, tuple(self.tokens[len(prompt) :]))
+
+    def score_rows(self, seq: int, start: int, end: int) -> ScoreRows:
+        """The positions of row `seq` of a batch, from `start` to `end`, whose logits score prompt tokens."""
+        prompt, num_top = self.request.prompt, self.request.params.prompt_logprobs
+        assert num_top is not None
+        first = max(start, len(prompt) - 1 - self.num_unscored)
+        return ScoreRows(seq, self.id, first - start, prompt[first + 1 : end + 1], num_top)

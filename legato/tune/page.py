@@ -14,6 +14,8 @@ HEIGHT = 420
 ROOM = 1.15
 """Factor between the outermost points and the edges."""
 KINDS = ("the target", "another target", "fixed budgets", "no chunking")
+DIGITS = ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9))
+ENOUGH_TICKS = 4
 LEAST_S = 1e-4
 """What is less is drawn here: an axis of logarithms has no 0."""
 TABLE_STYLE = (
@@ -37,10 +39,14 @@ class Axis:
         return round(self.start + share * (self.end - self.start), 1)
 
     def ticks(self) -> list[float]:
-        """1, 2 and 5 times powers of ten."""
-        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
-        all_of_them = (digit * 10.0**power for power in range(first, last + 1) for digit in (1, 2, 5))
-        return [tick for tick in all_of_them if self.low <= tick <= self.high]
+        """1, 2 and 5 times powers of ten; more of them where that leaves few."""
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        for digits in DIGITS:
+            ticks = [digit * 10.0**power for power in powers for digit in digits]
+            inside = [tick for tick in ticks if self.low <= tick <= self.high]
+            if len(inside) >= ENOUGH_TICKS:
+                break
+        return inside
 
 
 def page(tuning: Tuning, title: str, text: str) -> str:
@@ -125,11 +131,12 @@ def _front(tuning: Tuning, x: Axis, y: Axis, y_of: Callable[[Trial], float]) -> 
 
 
 def _named(tuning: Tuning) -> Iterator[tuple[Trial, str]]:
-    yield tuning.best, "recommended"
-    if tuning.knee is not None and tuning.knee is not tuning.best:
-        yield tuning.knee, "knee"
-    if tuning.no_chunking is not tuning.best:
-        yield tuning.no_chunking, "no chunking"
+    """Trials that have a name, or several."""
+    named = [(tuning.best, "recommended"), (tuning.no_chunking, "no chunking")]
+    if tuning.knee is not None:
+        named.insert(1, (tuning.knee, "knee"))
+    for setup, trial in {trial.setup: trial for trial, _ in named}.items():
+        yield trial, ", ".join(name for one, name in named if one.setup == setup)
 
 
 def _dot(tuning: Tuning, trial: Trial, x: float, y: float) -> str:
@@ -140,15 +147,15 @@ def _dot(tuning: Tuning, trial: Trial, x: float, y: float) -> str:
 
 def _table(tuning: Tuning) -> str:
     head = ("settings", "good", "first token p50", "p99", "gap p50", "p99", "longest", "tokens/s", "")
-    marks = {id(trial): "frontier" for trial in tuning.front}
-    marks |= {id(trial): name for trial, name in reversed(list(_named(tuning)))}
+    marks = {trial.setup: "frontier" for trial in tuning.front}
+    marks |= {trial.setup: name for trial, name in _named(tuning)}
     rows = []
     for trial in sorted(tuning.found.trials, key=lambda trial: (trial.gap("p99"), trial.ttft("p99"))):
         cells = [escape(trial.setup.in_words()), f"{trial.good:.1%}"]
         cells += [ms(trial.ttft("p50")), ms(trial.ttft("p99"))]
         cells += [ms(trial.gap("p50")), ms(trial.gap("p99")), ms(trial.gap("max"))]
-        cells += [f"{trial.report.output_rate:,.1f}", marks.get(id(trial), "")]
-        front = ' class="front"' if id(trial) in marks else ""
+        cells += [f"{trial.report.output_rate:,.1f}", marks.get(trial.setup, "")]
+        front = ' class="front"' if trial.setup in marks else ""
         rows.append(f"<tr{front}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     heads = "".join(f"<th>{name}</th>" for name in head)
     return f"<h2>All trials</h2><table><tr>{heads}</tr>{''.join(rows)}</table>"

@@ -69,4 +69,4 @@ def _flags(section: EngineSettings | ModelSettings, without: tuple[str, ...] = (
         if isinstance(value, bool):
             yield f"--{flag}" if value else f"--no-{flag}"
         else:
-            yield from (f"--{flag}", f"{value:g}" if isinstance(value, float) else str(value))
+            yield from (f"--{flag}", str(value).removesuffix(".0"))

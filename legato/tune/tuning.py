@@ -1,9 +1,11 @@
 """From costs, a load and targets to an answer: which settings, what they give, how much more they take."""
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from legato.config import EngineSettings
+from legato.errors import ConfigError
 from legato.tune.capacity import Capacity, find_capacity
 from legato.tune.frontier import knee, pareto
 from legato.tune.search import Found, search, space_around
@@ -71,7 +73,7 @@ def tune(bench: Bench, *, max_steps: int, progress: Callable[[str], None] = lamb
     """Search, draw the frontier, find the capacity.
 
     Serves as much of the workload as lets all trials run in `max_steps` simulated steps, about. Raises
-    `ConfigError` if nothing of it can be served at all.
+    `ConfigError` if none of it can be served.
     """
     longest = max(arrival.input_length for arrival in bench.arrivals)
     max_model_len = min(bench.max_model_len or bench.costs.max_model_len, bench.costs.max_model_len)
@@ -80,6 +82,11 @@ def tune(bench: Bench, *, max_steps: int, progress: Callable[[str], None] = lamb
     served = bench.served_in(space.present, for_search // space.num_trials)
     num_arrivals, bench = len(bench.arrivals), replace(bench, arrivals=served)
     found = search(bench.run, space, max_steps=for_search, progress=progress)
+    if found.best.ttft("p99") == math.inf:
+        raise ConfigError(
+            f"none of the {len(served)} requests that were simulated can be served: the longest prompt has "
+            f"{longest} tokens, and at most {max_model_len} of prompt and reply fit"
+        )
     points = [(trial.gap("p99"), trial.ttft("p99")) for trial in found.trials]
     front = pareto(points)
     bend = knee([points[i] for i in front])

@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from legato.core.events import Event, FinishEvent
+from legato.core.events import Event
 from legato.core.request import RequestId
 from legato.engine.engine import Engine
-from legato.engine.loop import EngineLoop
+from legato.engine.loop import EngineLoop, is_last
 from legato.metrics.summary import Latencies, latencies
 from legato.metrics.timeline import Targets
 from legato.sim.recorder import Recorder
@@ -37,7 +37,7 @@ def serve_in_real_time(engine: Engine, arrivals: Sequence[Arrival], targets: Tar
 
     def deliver(events: tuple[Event, ...]) -> None:
         nonlocal left
-        left -= sum(isinstance(event, FinishEvent) or event.finish is not None for event in events)
+        left -= sum(map(is_last, events))
         if left <= 0:
             over.set()
 

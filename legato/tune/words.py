@@ -69,7 +69,7 @@ def _capacity(capacity: Capacity | None, running_limit: int) -> Iterator[str]:
     ]
     yield (
         f"Capacity: {capacity.rate:.3g} requests/s with p99 of {' and of '.join(wanted)} "
-        f"(this workload: {capacity.present_rate:.3g})."
+        f"(as it is: {capacity.present_rate:.3g})."
     )
     if capacity.beyond is None:
         yield "  More was not tried."

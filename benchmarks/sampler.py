@@ -12,7 +12,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -35,7 +35,16 @@ KINDS = {
         max_tokens=1, top_k=40, repetition_penalty=1.1, frequency_penalty=0.2, seed=1
     ),
     "logprobs": SamplingParams(max_tokens=1, temperature=0.0, logprobs=5),
+    "greedy, masked": SamplingParams(max_tokens=1, temperature=0.0),
+    "temperature, masked": SamplingParams(max_tokens=1, temperature=0.8, seed=1),
 }
+
+
+class EveryOther:
+    """A constraint at no cost of its own; for that see `benchmarks.grammar`."""
+
+    def mask(self, generated: Sequence[int]) -> bytes:  # noqa: ARG002
+        return b"\x55" * (VOCAB // 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +63,9 @@ def measure(kind: str, count: int, repeats: int) -> Result:
     logits = torch.randn(count, VOCAB, generator=generator) * SPREAD
     params = KINDS[kind]
     history = (count, (PROMPT + REPLY) if params.needs_history else 0)
+    matcher = EveryOther() if kind.endswith("masked") else None
     rows = [
-        SampleRow(i, RequestId(str(i)), params, REPLY, tuple(ids[:PROMPT]), tuple(ids[PROMPT:]))
+        SampleRow(i, RequestId(str(i)), params, REPLY, tuple(ids[:PROMPT]), tuple(ids[PROMPT:]), matcher)
         for i, ids in enumerate(torch.randint(VOCAB, history, generator=generator).tolist())
     ]
     together, one_by_one = medians(

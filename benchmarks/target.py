@@ -33,7 +33,7 @@ from legato.metrics.journal import StepRecord
 
 IDS = range(1_000, 200_000)
 STREAMS, LONG = 8, 2_000
-FIXED = (64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048)
+FIXED = (64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024)
 Row = dict[str, float | str | None]
 
 

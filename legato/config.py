@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    SecretStr,
     ValidationError,
     WithJsonSchema,
     model_validator,
@@ -217,11 +218,40 @@ class ServerSettings(Section):
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+    api_key: tuple[SecretStr, ...] = Field(
+        default=(),
+        strict=False,
+        description="Keys, one of which every request must bring, but those to /health and /ready. As a flag "
+        "it shows in the list of processes: better a variable (several keys with spaces between) or a file.",
+    )
+    api_key_file: str | None = Field(default=None, description="File with more keys, one a line.")
+    allowed_origins: tuple[str, ...] = Field(
+        default=(),
+        strict=False,
+        description="Web pages that browsers let use this server (CORS), such as https://example.org, or *.",
+    )
     max_waiting: int = Field(
         default=2048,
         ge=1,
         description="Most replies that wait at once. A request for which there is no room gets 429 and the "
         "seconds after which to try again.",
+    )
+    max_waiting_tokens: int = Field(
+        default=4_194_304,
+        ge=1,
+        description="Most prompt tokens that wait at once, those of requests without a first token; more are "
+        "told to come later (429). A prompt that waits alone may be longer.",
+    )
+    max_body_size: Bytes = Field(default=32 * 2**20, description="Largest body of a request (else 413).")
+    max_n: int = Field(default=128, ge=1, description="Most replies to one prompt: the field n.")
+    max_prompts: int = Field(
+        default=1024, ge=1, description="Most prompts in one request, and most replies to all of them."
+    )
+    max_logprobs: int = Field(
+        default=20, ge=0, description="Most likely tokens that may be asked for with each token."
+    )
+    step_timeout: float = Field(
+        default=300.0, gt=0, description="Seconds after which a step that goes on makes /health fail."
     )
     sse_keep_alive: float = Field(
         default=10.0,
@@ -231,10 +261,26 @@ class ServerSettings(Section):
     shutdown_timeout: float = Field(
         default=30.0, ge=0, description="Seconds that running replies get to end after SIGTERM."
     )
+    send_timeout: float = Field(
+        default=60.0,
+        gt=0,
+        description="Seconds after which a client that takes nothing sent to it is dropped.",
+    )
+    timeout_keep_alive: float = Field(
+        default=75.0, gt=0, description="Seconds that an idle connection stays open."
+    )
     journal: str | None = Field(default=None, description="File that gets one line of JSON for each step.")
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral"] = Field(
+        default="auto",
+        description="The form in which the model calls tools. auto: that of its chat template, else hermes.",
+    )
     access_log: bool = Field(default=False, description="Log every HTTP request.")
+    log_prompts: bool = Field(default=False, description="Log the text of every prompt.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="What is logged."
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="json: one object a line, for everything that is logged."
     )
 
 
@@ -263,6 +309,11 @@ def alias_of(field: FieldInfo) -> str | None:
     return next((entry.name for entry in field.metadata if isinstance(entry, Alias)), None)
 
 
+def _is_secret(field: FieldInfo) -> bool:
+    """Whether a setting's values must not be shown."""
+    return SecretStr in get_args(field.annotation)
+
+
 def load_settings(
     file: Path | None, overrides: Mapping[str, object], origins: Mapping[str, str] = MappingProxyType({})
 ) -> Settings:
@@ -284,7 +335,8 @@ def load_settings(
     place = [str(part) for part in first["loc"]]
     message = first["msg"].removeprefix("Value error, ")
     value = first["input"]
-    given = "" if isinstance(value, Mapping) else f" (not {value!r:.100})"
+    hidden = {name for _, name, field in fields() if _is_secret(field)}
+    given = "" if isinstance(value, Mapping) or hidden & set(place) else f" (not {value!r:.100})"
     if first["type"] == "extra_forbidden":
         message, given = "no such setting", ""
     elif first["type"] == "model_type":
@@ -297,7 +349,7 @@ def load_settings(
         if name in named and name in overrides
     ]
     where = ", ".join(at_fault) or f"{file or 'settings'}: {'.'.join(place)}"
-    raise ConfigError(f"{where}: {message}{given}", param=place[-1])
+    raise ConfigError(f"{where}: {message}{given}", param=place[:2][-1])
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

@@ -4,6 +4,9 @@
     ├── ConfigError            a setting, flag or runtime.toml entry is wrong (start-up)
     ├── ModelError             a model's files are missing, damaged or not supported (start-up)
     ├── RequestError           the client's request is wrong                          400
+    │   ├── AuthenticationError    it brings no key that opens this server            401
+    │   ├── BodyTooLargeError      its body has more bytes than are read              413
+    │   ├── ConstraintError        its grammar cannot be followed any further         400
     │   ├── ContextLengthError     it can never fit, whatever the load                400
     │   └── NotFoundError          no such model or route                             404
     ├── QueueFullError         as many requests wait as may                           429
@@ -46,6 +49,28 @@ class RequestError(LegatoError):
     type = "invalid_request_error"
 
 
+class AuthenticationError(RequestError):
+    """The request brings no API key, or a wrong one. The message never repeats it."""
+
+    status = 401
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="invalid_api_key")
+
+
+class BodyTooLargeError(RequestError):
+    """The request's body is longer than the server reads."""
+
+    status = 413
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="request_too_large")
+
+
+class ConstraintError(RequestError):
+    """No token can continue the reply in the form that was asked for, or it takes too much work to tell."""
+
+
 class ContextLengthError(RequestError):
     """The prompt, or the prompt and its reply, can never fit."""
 
@@ -60,7 +85,7 @@ class NotFoundError(RequestError):
 
 
 class QueueFullError(LegatoError):
-    """As many requests wait as may."""
+    """As many requests, or as many of their tokens, wait as may."""
 
     status = 429
     type = "rate_limit_error"

@@ -38,10 +38,14 @@ ONLY_IN = {
     "fastapi": "server",
     "starlette": "server",
     "uvicorn": "server",
+    "httptools": "server",
     "prometheus_client": "metrics",
     "ray": "cluster",
 }
 """Library -> the only rooms that may import it."""
+
+NOWHERE = "pickle cPickle dill cloudpickle joblib shelve marshal multiprocessing"
+"""Libraries that run code from what they read, and one that sends such things between processes."""
 
 NEEDS_ONLY = {"kernels": "config errors"}
 """Rooms that may import less of legato than their rank allows."""
@@ -89,6 +93,8 @@ def import_faults(path: Path, tree: ast.AST) -> Iterator[str]:
                 yield f"{where}: {room} may import only {NEEDS_ONLY[room]}"
             if target == "runner" and not {room, inside} & RUNNER_IMPORTERS:
                 yield f"{where}: only {sorted(RUNNER_IMPORTERS)} may import runner"
+        elif top in NOWHERE.split():
+            yield f"{where}: {top} may be imported nowhere: what it reads can run code"
         elif top in ONLY_IN and room not in ONLY_IN[top].split():
             yield f"{where}: {top} may be imported only in {ONLY_IN[top]}"
         elif room == "core" and top not in CORE_STDLIB.split():
@@ -112,6 +118,8 @@ def other_faults(path: Path, source: str, tree: ast.AST) -> Iterator[str]:
             name = f"{node.value.id}.{node.attr}"
             if name in ("os.environ", "os.getenv", "sys.argv") and room_of(path) not in ENVIRONMENT_READERS:
                 yield f"{path}:{node.lineno}: only {sorted(ENVIRONMENT_READERS)} may read {name}"
+            if name in ("torch.load", "torch.save"):
+                yield f"{path}:{node.lineno}: {name} means pickles"
             if name == "object.__setattr__":
                 yield f"{path}:{node.lineno}: frozen means frozen"
         elif isinstance(node, ast.Global):

@@ -36,6 +36,8 @@ ORDER = "tests/core/test_order.py::test_"
 STARVATION = "tests/core/test_starvation.py::test_"
 VICTIMS = "tests/core/test_victims.py::test_"
 LOOKUPS = "tests/core/test_lookups.py::test_"
+GUARDS = "tests/server/test_guards.py::test_"
+CONNECTIONS = "tests/server/test_connections.py::test_"
 TERMS = "tests/server/test_terms.py::test_"
 ADMISSION = "tests/core/test_admission.py::test_"
 SIM = "tests/sim/test_simulator.py::test_"
@@ -49,6 +51,9 @@ INVARIANCE = "tests/runner/test_chunk_invariance.py::test_"
 PRODUCTS = "tests/kernels/test_integer_products.py::test_"
 SCORES = "tests/core/test_prompt_logprobs.py::"
 ALONE = "tests/kernels/test_rows_stand_alone.py::test_"
+CONSTRAINT = "tests/core/test_constraint.py::test_"
+GRAMMAR = "tests/text/test_grammar.py::"
+MASKED = "tests/runner/test_masked_rows.py::test_"
 
 MUTANTS = (
     # The faults that the founding contract names.
@@ -508,8 +513,8 @@ MUTANTS = (
     Mutant(
         "a request without a reply gets a token",
         "legato/core/scheduler.py",
-        "if sequence.request.params.max_tokens:",
-        "if True:",
+        "if not sequence.request.params.max_tokens:",
+        "if False:",
         SCORES + "TestNoReply",
     ),
     Mutant(
@@ -656,8 +661,8 @@ MUTANTS = (
     Mutant(
         "the usual error is that of all steps",
         "legato/core/cost.py",
-        "tuple(self._errors)[-USUAL:]",
-        "tuple(self._errors)",
+        "islice(reversed(self._errors), USUAL)",
+        "self._errors",
         COST + "a_machine_that_becomes_slower_is_noticed_within_twenty_steps",
     ),
     Mutant(
@@ -816,6 +821,99 @@ MUTANTS = (
         "width = c.matrix.num_outputs // (2 if job.gate else 1)",
         "width = c.matrix.num_outputs",
         ALONE + "nothing_is_written_beyond_the_matrix_its_rows_and_their_memory",
+    ),
+    # What stands around the API.
+    Mutant(
+        "a guard that compares only the beginning of a path",
+        "legato/server/guards.py",
+        'if scope["path"] in OPEN_PATHS and',
+        'if scope["path"].startswith(OPEN_PATHS) and',
+        GUARDS + "j_01_every_route_and_every_other_path_asks_for_a_key",
+    ),
+    Mutant(
+        "a guard that lets every method through to open paths",
+        "legato/server/guards.py",
+        ' and scope["method"] in ("GET", "HEAD"):',
+        ":",
+        GUARDS + "j_01_every_route_and_every_other_path_asks_for_a_key",
+    ),
+    Mutant(
+        "a body that is measured only by what it says of itself",
+        "legato/server/guards.py",
+        "num_bytes += len(",
+        "num_bytes += 0 * len(",
+        GUARDS + "j_05_a_chunked_body_without_an_end_is_refused_as_soon_as_it_is_too_large",
+    ),
+    Mutant(
+        "a message of the log as it came",
+        "legato/cli/logs.py",
+        "return _escaped(super().formatMessage(record))",
+        "return super().formatMessage(record)",
+        "tests/cli/test_logs.py::test_j_13_a_line_of_text_holds_one_record_and_nothing_unprintable",
+    ),
+    Mutant(
+        "prompt tokens that left still wait",
+        "legato/engine/async_engine.py",
+        "self._num_waiting_tokens -= stream.num_waiting_tokens",
+        "self._num_waiting_tokens -= 0",
+        CONNECTIONS + "j_04_tokens_that_wait_have_a_limit_and_health_answers_meanwhile",
+    ),
+    Mutant(
+        "a client that takes nothing is waited for",
+        "legato/server/connection.py",
+        "if num_unsent < num_before:",
+        "if num_unsent <= num_before:",
+        CONNECTIONS + "a_client_that_takes_nothing_is_dropped_and_holds_nothing",
+    ),
+    Mutant(
+        "a step that hangs is no trouble",
+        "legato/engine/loop.py",
+        "self.busy_since = self._engine.clock()",
+        "self.busy_since = None",
+        "tests/server/test_server_life.py::test_g_12_a_step_that_hangs_makes_the_server_unhealthy_until_it_returns",
+    ),
+    # Of constraints.
+    Mutant(
+        "a constraint's fault taken for a token",
+        "legato/core/scheduler.py",
+        "if token.fault is not None:",
+        "if False:",
+        CONSTRAINT + "a_constraint_that_breaks_ends_its_request_alone",
+    ),
+    Mutant(
+        "min_tokens stronger than a reply that can only end",
+        "legato/core/plan.py",
+        "return bytes(going_on) if any(going_on) else mask",
+        "return bytes(going_on)",
+        CONSTRAINT + "a_reply_that_can_only_end_ends_before_min_tokens",
+    ),
+    Mutant(
+        "a matcher that believes its tokens are always continued",
+        "legato/text/grammar.py",
+        "if generated[: len(self._consumed)] != self._consumed:",
+        "if len(generated) < len(self._consumed):",
+        GRAMMAR + "TestMatcher::test_a_mask_is_a_function_of_the_tokens_alone",
+    ),
+    Mutant(
+        "replies of a request that share one matcher",
+        "legato/text/grammar.py",
+        "self._matcher = beginning.deep_copy()",
+        "self._matcher = beginning",
+        GRAMMAR + "TestMatcher::test_replies_of_one_request_do_not_disturb_each_other",
+    ),
+    Mutant(
+        "special tokens taken for the text of their names",
+        "legato/text/grammar.py",
+        "self.special_token_ids = sorted(id for id in vocabulary.special if id < vocab_size)",
+        "self.special_token_ids = [eos_id]",
+        GRAMMAR + "TestTokens::test_a_json_string_holds_no_special_token_and_every_way_to_spell_text",
+    ),
+    Mutant(
+        "a mask shorter than the logits that allows all beyond it",
+        "legato/runner/adjust.py",
+        "logits[8 * len(mask) :] = -torch.inf",
+        "pass",
+        MASKED + "a_mask_may_be_shorter_or_longer_than_the_logits",
     ),
 )
 

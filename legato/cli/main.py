@@ -241,7 +241,7 @@ def config(
     ] = False,
 ) -> None:
     """Print the settings in force, or the schema of the settings file."""
-    print(json.dumps(schema() if show_schema else settings.model_dump(), indent=2))
+    print(json.dumps(schema() if show_schema else settings.model_dump(mode="json"), indent=2))
 
 
 @app.command()

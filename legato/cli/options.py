@@ -7,7 +7,7 @@ import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
@@ -35,7 +35,7 @@ def takes_settings(
         def command(context: typer.Context, **values: Any) -> None:
             file = values.pop("config")
             given = {name: values.pop(name) for name in offered}
-            overrides = {name: value for name, value in given.items() if value is not None}
+            overrides = {name: value for name, value in given.items() if value not in (None, [])}
             if file is None and DEFAULT_FILE.is_file():
                 file = DEFAULT_FILE
             origins = {name: _origin(name, context, model_argument) for name in overrides}
@@ -81,9 +81,11 @@ def _parameters(offered: set[str], model_argument: bool) -> list[inspect.Paramet
             continue
         annotation = field.annotation
         kinds = set(get_args(annotation) or (annotation,)) - {type(None)}
-        kind = next((k for k in (bool, int, float) if kinds == {k}), str)
-        if name == "kv_memory":
+        kind: Any = next((k for k in (bool, int, float) if kinds == {k}), str)
+        if name in ("kv_memory", "max_body_size"):
             kind = str
+        if get_origin(annotation) is tuple:
+            kind = list[str]
         info = _option(section, name, field.description or "", alias_of(field), field.default, kind is bool)
         if name == "model" and model_argument:
             info = typer.Argument(envvar="LEGATO_MODEL", help=field.description, show_default=field.default)
@@ -100,7 +102,7 @@ def _option(section: str, name: str, help: str, alias: str | None, default: obje
         envvar=_variable(name),
         help=help,
         rich_help_panel=f"{section.capitalize()} settings",
-        show_default=False if default is None else str(default),
+        show_default=False if default in (None, ()) else str(default),
     )
 
 

@@ -1,30 +1,38 @@
 """`legato serve`: load a model, or something that takes its time, listen, say that it is ready."""
 
 import asyncio
+import gc
 import logging
 import platform
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Protocol
 
 from legato import __version__
 from legato.cli.load import stages
+from legato.cli.logs import configure
 from legato.cli.options import cache_dir
-from legato.config import Settings, in_seconds
+from legato.config import ServerSettings, Settings, in_seconds
 from legato.engine.async_engine import AsyncEngine
 from legato.engine.engine import Engine
+from legato.errors import ConfigError
 from legato.metrics.journal import JournalFile
 from legato.metrics.prometheus import CONTENT_TYPE, Metrics
 from legato.metrics.target_log import TargetLog
 from legato.metrics.throughput import ThroughputLog
 from legato.metrics.timeline import Targets
+from legato.server.guards import ApiKeys
+from legato.server.lobby import lobby
 from legato.server.run import bind, serve
-from legato.server.service import Service
+from legato.server.service import Limits, Service
 from legato.text.chat import ChatTemplate
+from legato.text.grammar import Grammars
 from legato.text.sampling_defaults import SamplingDefaults
 from legato.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class Served(Protocol):
@@ -51,19 +59,23 @@ def serve_model(settings: Settings, *, simulate: str | None = None, noise: bool 
 
     `simulate` names the costs of steps: no model is loaded then.
     """
-    logging.basicConfig(
-        level=settings.server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("uvicorn.error").setLevel("WARNING")  # it tells of every start, under that name
     server = settings.server
-    # Both before the model: what cannot be opened should not cost its loading time.
+    # All three before the model: what cannot be used should not cost its loading time.
+    keys = _api_keys(server)
+    configure(server)
     listener = bind(server.host, server.port)
     journal = None if server.journal is None else JournalFile(Path(server.journal))
-    served = _load(settings) if simulate is None else _stand_in(settings, simulate, noise)
-    for name, choice in served.choices.items():
-        print(f"{name}: {choice}", file=sys.stderr)
-    service = _service(served, settings)
+    with lobby(listener), stages() if server.log_format == "text" else nullcontext(logger.info) as progress:
+        served = _load(settings, progress) if simulate is None else _stand_in(settings, simulate, noise)
+        for name, choice in served.choices.items():
+            _tell(f"{name}: {choice}", server)
+        service = _service(served, settings, keys)
+        if service.tool_use is not None:
+            _tell(f"tool calls: {service.tool_use}", server)
     note = "" if simulate is None else " (simulated: there is no model)"
+    # What the start has made stays for good: the collector need not look through it in the middle of a step.
+    gc.collect()
+    gc.freeze()
     with ExitStack() as stack:
         if journal is not None:
             served.engine.observe(stack.enter_context(closing(journal)))
@@ -72,17 +84,17 @@ def serve_model(settings: Settings, *, simulate: str | None = None, noise: bool 
                 service,
                 listener,
                 on_ready=lambda line: print(line + note, flush=True),
-                access_log=server.access_log,
                 shutdown_timeout=server.shutdown_timeout,
+                keep_alive=server.timeout_keep_alive,
+                send_timeout=server.send_timeout,
             )
         )
 
 
-def _load(settings: Settings) -> Served:
+def _load(settings: Settings, progress: Callable[[str], None]) -> Served:
     from legato.engine.build import build  # torch takes seconds, and what stands in for a model needs none
 
-    with stages() as progress:
-        return build(settings.model, settings.engine, cache_dir=cache_dir(), progress=progress)
+    return build(settings.model, settings.engine, cache_dir=cache_dir(), progress=progress)
 
 
 def _stand_in(settings: Settings, costs: str, noise: bool) -> Served:
@@ -92,7 +104,33 @@ def _stand_in(settings: Settings, costs: str, noise: bool) -> Served:
     return build_stand_in(settings.model, settings.engine, find_costs(costs), Path(costs), noise=noise)
 
 
-def _service(served: Served, settings: Settings) -> Service:
+def _tell(line: str, server: ServerSettings) -> None:
+    """A line of the start-up on standard error, which holds nothing but JSON if the log is JSON."""
+    if server.log_format == "json":
+        logger.info(line)
+    else:
+        print(line, file=sys.stderr)
+
+
+def _api_keys(server: ServerSettings) -> ApiKeys:
+    """Those of the settings and those of the file. Raises `ConfigError` if the file has none."""
+    keys = [key.get_secret_value() for key in server.api_key]
+    if server.api_key_file is not None:
+        file = Path(server.api_key_file)
+        try:
+            listed = file.read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+            raise ConfigError(f"API keys {file}: cannot be read ({reason})", param="api_key_file") from None
+        found = [line.strip() for line in listed if line.strip()]
+        if not found:
+            raise ConfigError(f"API keys {file}: no key in it", param="api_key_file")
+        keys += found
+    return ApiKeys(keys)
+
+
+def _service(served: Served, settings: Settings, keys: ApiKeys) -> Service:
+    server = settings.server
     config = served.engine.scheduler.config
     metrics = Metrics(
         model_name=served.name,
@@ -105,8 +143,17 @@ def _service(served: Served, settings: Settings) -> Service:
     served.engine.observe(metrics)
     served.engine.observe(ThroughputLog())
     served.engine.observe(TargetLog())
+    engine = AsyncEngine(
+        served.engine,
+        served.tokenizer,
+        max_waiting=server.max_waiting,
+        max_waiting_tokens=server.max_waiting_tokens,
+        step_timeout=server.step_timeout,
+    )
     return Service(
-        engine=AsyncEngine(served.engine, served.tokenizer, max_waiting=settings.server.max_waiting),
+        grammars=Grammars(served.tokenizer, config.vocab_size),
+        tool_call_parser=server.tool_call_parser,
+        engine=engine,
         chat_template=served.chat_template,
         model_name=served.name,
         model_root=str(served.source),
@@ -118,4 +165,15 @@ def _service(served: Served, settings: Settings) -> Service:
         metrics_text=lambda: (metrics.render(), CONTENT_TYPE),
         version={"version": __version__, "python": platform.python_version()}
         | {name: choice for name, choice in served.choices.items() if name == "simulated"},
+        limits=Limits(
+            n=server.max_n,
+            prompts=server.max_prompts,
+            choices=server.max_prompts,
+            logprobs=server.max_logprobs,
+            body_bytes=server.max_body_size,
+        ),
+        keys=keys,
+        allowed_origins=server.allowed_origins,
+        access_log=server.access_log,
+        log_prompts=server.log_prompts,
     )

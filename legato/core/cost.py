@@ -18,6 +18,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from legato.core.least_squares import Sums, sample_sums, solve_nonnegative
@@ -190,7 +191,7 @@ class CostModel:
         if seconds <= 0:  # a clock that stands still teaches nothing
             return
         ratio = seconds / self.cost.seconds(shape)
-        usual = quantile(tuple(self._errors)[-USUAL:], 0.5)
+        usual = quantile(islice(reversed(self._errors), USUAL), 0.5)
         tolerated = OUTLIER * max(usual, LEAST_ERROR)
         kind = kind_of(shape)
         self._seen[kind] += 1

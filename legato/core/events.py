@@ -44,7 +44,7 @@ class FinishEvent:
     request_id: RequestId
     reason: FinishReason
     message: str = ""
-    """What failed, for `FinishReason.ERROR`."""
+    """What failed, for `FinishReason.ERROR` and `FinishReason.CONSTRAINT`."""
 
 
 Event = TokenEvent | PromptEvent | ProgressEvent | FinishEvent

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from legato.core.cost import StepShape, shape_of
-from legato.core.request import RequestId, SamplingParams
+from legato.core.request import Matcher, RequestId, SamplingParams
 
 if TYPE_CHECKING:
     from legato.core.schedule import Schedule
@@ -59,7 +59,25 @@ class SampleRow(NamedTuple):
     prompt: tuple[int, ...] = ()
     """The prompt's ids, only if `params.needs_history`."""
     generated: tuple[int, ...] = ()
-    """The reply's ids so far, only if `params.needs_history`."""
+    """The reply's ids so far, only if `params.needs_history` or there is a matcher."""
+    matcher: Matcher | None = None
+    """Of the reply, if it has a constraint."""
+
+    def allowed(self) -> bytes | None:
+        """The tokens to draw from, as `Matcher.mask` has them, None for all; raises `ConstraintError`.
+
+        Without stop tokens before `min_tokens`, unless nothing else may come.
+        """
+        if self.matcher is None:
+            return None
+        mask = self.matcher.mask(self.generated)
+        if self.num_generated >= self.params.min_tokens:
+            return mask
+        going_on = bytearray(mask)
+        for token in self.params.stop_token_ids:
+            if token // 8 < len(going_on):
+                going_on[token // 8] &= ~(1 << token % 8)
+        return bytes(going_on) if any(going_on) else mask
 
     def __repr__(self) -> str:
         """Without the tokens."""
@@ -109,6 +127,8 @@ class Sampled:
     """The `params.logprobs` most likely ids with their log-probabilities, best first."""
     rank: int | None = None
     """1 + the number of ids that were more likely; only of a prompt's token."""
+    fault: str | None = None
+    """Why the request's constraint let no token be drawn; `token` means nothing then."""
 
 
 @dataclass(frozen=True, slots=True)

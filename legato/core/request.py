@@ -5,13 +5,34 @@ text (see `legato.engine.output`).
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NewType
+from typing import NewType, Protocol
 
 from legato.errors import RequestError
 
 RequestId = NewType("RequestId", str)
+
+
+class Matcher(Protocol):
+    """Follows one reply along its constraint."""
+
+    def mask(self, generated: Sequence[int]) -> bytes:
+        """Which tokens may come after `generated`: token t if bit t % 8 of byte t // 8 is set.
+
+        A function of `generated` alone, so that no preemption and no replay changes it; quick if each call's
+        tokens continue those of the call before. Tokens past the end may not come; at least one may. Raises
+        `ConstraintError` if none may, or if it would take too long to tell.
+        """
+        ...
+
+
+class Constraint(Protocol):
+    """A form that a reply must have (a grammar, say). Frozen: all replies of a request share it."""
+
+    def matcher(self) -> Matcher:
+        """For one new reply."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +75,9 @@ class SamplingParams:
     """Runs of ids, none empty, whose last one is not sampled where the reply ends with the others."""
     stop_token_ids: frozenset[int] = frozenset()
     """Ids that end the reply: the model's end-of-sequence ids (unless ignored) and the client's own."""
+    constraint: Constraint | None = None
+    """The form of the reply; it must let the reply end by a stop token. It wins over `min_tokens`: a reply
+    that can only end, ends. Not with other rules for which ids may come."""
 
     def __post_init__(self) -> None:
         names = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p")
@@ -65,6 +89,9 @@ class SamplingParams:
             raise RequestError("max_tokens must be at least 1, not 0", param="max_tokens")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids allows no token", param="allowed_token_ids")
+        if self.constraint is not None and (self.allowed_token_ids is not None or self.bad_words):
+            name = "bad_words" if self.bad_words else "allowed_token_ids"
+            raise RequestError(f"{name}: not together with a form that the reply must have", param=name)
         if not all(self.bad_words):
             raise RequestError("bad_words holds one without a token", param="bad_words")
         for name in ("top_p", "min_p"):

@@ -14,7 +14,6 @@ and `draft`, when a reply ends to `stopping`. Time is an argument.
 """
 
 import heapq
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from legato.core import law
@@ -22,6 +21,7 @@ from legato.core.admission import MAX_PREEMPTIONS
 from legato.core.block_pool import BlockPool
 from legato.core.budget import Budget, FixedBudget
 from legato.core.draft import Draft
+from legato.core.entry import check_request
 from legato.core.events import Event, FinishEvent, PromptEvent, TokenEvent
 from legato.core.lifecycle import Move, Status
 from legato.core.order import Fair, Order
@@ -34,7 +34,7 @@ from legato.core.request import Request, RequestId
 from legato.core.schedule import Reason, Schedule
 from legato.core.sequence import Sequence
 from legato.core.stopping import FinishReason, finish_reason
-from legato.errors import ConfigError, ContextLengthError, RequestError
+from legato.errors import ConfigError, RequestError
 
 AGEING = 1 / 64
 """Share of the budget by which virtual time advances in every step, at least."""
@@ -157,28 +157,7 @@ class Scheduler:
         Raises `ContextLengthError` if it can never fit, `RequestError` for an empty prompt or an id that is
         no token. It reads only what never changes, so any thread may call it.
         """
-        if not request.prompt:
-            raise RequestError("the prompt holds no token", param="prompt")
-        for name, ids in {"prompt": request.prompt, **request.params.named_ids()}.items():
-            self._check_ids(name, ids)
-        num_prompt, max_tokens = len(request.prompt), request.params.max_tokens
-        if num_prompt + max_tokens > self.config.max_model_len:
-            raise ContextLengthError(
-                f"the prompt has {num_prompt} tokens and asks for {max_tokens} more; "
-                f"together at most {self.config.max_model_len} are possible",
-                param="prompt",
-            )
-        need = self.blocks.blocks_for(request.max_computed)
-        if need > self.blocks.num_blocks:
-            raise ContextLengthError(
-                f"the prompt of {num_prompt} tokens and {max_tokens} more need {need} blocks of "
-                f"{self.blocks.block_size} tokens; the KV cache has {self.blocks.num_blocks}",
-                param="prompt",
-            )
-
-    def _check_ids(self, name: str, ids: Collection[int]) -> None:
-        if ids and not 0 <= min(ids) <= max(ids) < self.config.vocab_size:
-            raise RequestError(f"{name}: token ids run from 0 to {self.config.vocab_size - 1}", param=name)
+        check_request(request, self.config, self.blocks)
 
     def add(self, request: Request) -> None:
         """Put a request in the queue. Raises as `validate` does, and for an id in use."""
@@ -269,30 +248,33 @@ class Scheduler:
             sequence.num_computed = end = start + length
             if end // size > start // size:
                 self._publish(sequence, start)
-            if scored := result.scored.get(request_id):
+            if request_id in result.scored:
+                scored = result.scored[request_id]
                 sequence.num_unscored -= len(scored)
                 events.append(PromptEvent(request_id, scored))
             if token is None:
                 continue
-            if sequence.request.params.max_tokens:  # else the draw is dropped
-                sequence.tokens.append(token.token)
+            if token.fault is not None:
+                self._end(sequence, Move.FAIL, FinishReason.CONSTRAINT)
+                events.append(FinishEvent(request_id, FinishReason.CONSTRAINT, token.fault))
+                continue
+            if not sequence.request.params.max_tokens:  # its prompt was scored, the draw is dropped
+                self._end(sequence, Move.FINISH, FinishReason.LENGTH)
+                events.append(FinishEvent(request_id, FinishReason.LENGTH))
+                continue
+            sequence.tokens.append(token.token)
             reason = finish_reason(sequence)
             if reason is not None:
                 self._end(sequence, Move.FINISH, reason)
-            own: Event = TokenEvent(request_id, token, reason, sequence.num_cached)
-            events.append(own if sequence.num_generated else FinishEvent(request_id, FinishReason.LENGTH))
+            events.append(TokenEvent(request_id, token, reason, sequence.num_cached))
         return tuple(events)
 
     def fail(self, message: str) -> tuple[Event, ...]:
         """The committed step failed: end every sequence that was in it. The others stay as they are."""
-        schedule = self._land()
-        events: list[Event] = []
-        for run in schedule.runs:
-            sequence = self.running.get(run.request_id)
-            if sequence is not None:
-                self._end(sequence, Move.FAIL, FinishReason.ERROR)
-                events.append(FinishEvent(run.request_id, FinishReason.ERROR, message))
-        return tuple(events)
+        living = [s for run in self._land().runs if (s := self.running.get(run.request_id)) is not None]
+        for sequence in living:
+            self._end(sequence, Move.FAIL, FinishReason.ERROR)
+        return tuple(FinishEvent(sequence.id, FinishReason.ERROR, message) for sequence in living)
 
     # -- the law, recomputed from scratch ---------------------------------------------------------------
 

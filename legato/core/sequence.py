@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from legato.core.lifecycle import Move, Status, after
 from legato.core.plan import SampleRow, ScoreRows
 from legato.core.prefix_index import Digest
-from legato.core.request import Request, RequestId
+from legato.core.request import Matcher, Request, RequestId
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +37,7 @@ class Sequence:
     """Tokens of the prompt that were not in the cache when it came."""
     tokens: list[int] = field(init=False, repr=False)
     """The prompt, then every token generated so far. Survives preemption."""
+    matcher: Matcher | None = field(init=False, repr=False)
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
     """Positions whose K and V are in `blocks`."""
@@ -53,6 +54,8 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
+        constraint = self.request.params.constraint
+        self.matcher = None if constraint is None else constraint.matcher()
         scores = self.request.params.prompt_logprobs is not None
         self.num_unscored = len(self.tokens) - 1 if scores else 0
 
@@ -87,10 +90,11 @@ class Sequence:
     def sample_row(self, seq: int) -> SampleRow:
         """The draw of its next token, as row `seq` of a batch."""
         params = self.request.params
-        if not params.needs_history:
+        if not params.needs_history and self.matcher is None:
             return SampleRow(seq, self.id, params, self.num_generated)
-        prompt = self.request.prompt
-        return SampleRow(seq, self.id, params, self.num_generated, prompt, tuple(self.tokens[len(prompt) :]))
+        prompt = self.request.prompt if params.needs_history else ()
+        generated = tuple(self.tokens[len(self.request.prompt) :])
+        return SampleRow(seq, self.id, params, self.num_generated, prompt, generated, self.matcher)
 
     def score_rows(self, seq: int, start: int, end: int) -> ScoreRows:
         """The positions of row `seq` of a batch, from `start` to `end`, whose logits score prompt tokens."""

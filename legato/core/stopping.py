@@ -20,12 +20,18 @@ class FinishReason(Enum):
     """Its deadline passed."""
     ERROR = "error"
     """The step it was in failed."""
+    CONSTRAINT = "constraint"
+    """Its constraint cannot be followed any further."""
 
 
 def finish_reason(sequence: "Sequence") -> FinishReason | None:
-    """Whether the token just appended ends the reply; a stop token wins over the length."""
+    """Whether the token just appended ends the reply; a stop token wins over the length.
+
+    A constraint may have left nothing but a stop token before `min_tokens`.
+    """
     params, num_generated = sequence.request.params, len(sequence.tokens) - len(sequence.request.prompt)
-    if num_generated > params.min_tokens and sequence.tokens[-1] in params.stop_token_ids:
+    may_stop = num_generated > params.min_tokens or params.constraint is not None
+    if may_stop and sequence.tokens[-1] in params.stop_token_ids:
         return FinishReason.STOP
     if num_generated >= params.max_tokens:
         return FinishReason.LENGTH

@@ -2,7 +2,7 @@
 
 The engine's thread hands each step's events over in one call; text is made from them here, in the event
 loop, as they come, whether or not the client reads. So a slow reader delays nobody, and holds at most its
-own reply.
+own reply, some 200 bytes a token.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 
-from legato.core.events import Event, FinishEvent
+from legato.core.events import Event, FinishEvent, TokenEvent
 from legato.core.request import RequestId, SamplingParams
 from legato.core.stopping import FinishReason
 from legato.engine.engine import Engine
@@ -47,6 +47,8 @@ class Stream:
         self._deltas: asyncio.Queue[Delta] = asyncio.Queue()
         self._on_delta = on_delta or self._deltas.put_nowait
         self._done = False
+        self.num_waiting_tokens = len(reply.request.prompt)
+        """Tokens of the prompt until the first token comes, then 0."""
 
     def feed(self, event: Event) -> None:
         """Take an event from the engine."""
@@ -74,11 +76,24 @@ class Stream:
 class AsyncEngine:
     """Owns the engine's thread. All methods are called in one event loop's thread."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, *, max_waiting: int | None = None) -> None:
-        """More than `max_waiting` replies never wait at once; None sets no limit."""
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        *,
+        max_waiting: int | None = None,
+        max_waiting_tokens: int | None = None,
+        step_timeout: float = math.inf,
+    ) -> None:
+        """More than `max_waiting` replies never wait at once, nor more than `max_waiting_tokens` prompt
+        tokens, those of replies without a first token; None sets no limit. A turn of the loop that takes
+        more than `step_timeout` seconds is trouble."""
         self.engine = engine
         self.tokenizer = tokenizer
         self._max_waiting = max_waiting
+        self._max_waiting_tokens = max_waiting_tokens
+        self._step_timeout = step_timeout
+        self._num_waiting_tokens = 0
         self._departures: deque[float] = deque(maxlen=PACE_OVER)
         self._loop = EngineLoop(engine, self._deliver)
         self._streams: dict[RequestId, Stream] = {}
@@ -115,6 +130,15 @@ class AsyncEngine:
         return self._loop.failure
 
     @property
+    def trouble(self) -> str | None:
+        """Why no reply goes on; None while all is well."""
+        began = self._loop.busy_since
+        seconds = 0.0 if began is None else self.engine.clock() - began
+        if self.failure is None and seconds > self._step_timeout:
+            return f"the step in flight has taken {seconds:.0f} s; the limit is {self._step_timeout:g} s"
+        return self.failure
+
+    @property
     def num_streams(self) -> int:
         """Replies in the making."""
         return len(self._streams)
@@ -129,25 +153,28 @@ class AsyncEngine:
         arrival: float | None = None,
         terms: Terms = NO_TERMS,
         places: int = 1,
+        num_tokens: int | None = None,
         on_delta: Callable[[Delta], None] | None = None,
     ) -> Stream:
         """Start a reply to `prompt` (token ids).
 
         `arrival` is when the client's request came, in seconds on the engine's clock (now, if not given).
-        `places` is how many replies the queue must have room for: of several that belong together the first
-        one asks for all, the others for 0. `on_delta` takes the deltas in place of whoever iterates over the
-        stream; it is called in the event loop's thread. Raises `RequestError` at once for what can never be
-        served, `QueueFullError` if too many wait already, `UnavailableError` after `stop`.
+        `places` is how many replies the queue must have room for, and `num_tokens` how many prompt tokens: of
+        several that belong together the first one asks for all, the others for 0. `on_delta` takes the deltas
+        in place of whoever iterates over the stream; it is called in the event loop's thread. Raises
+        `RequestError` at once for what can never be served, `QueueFullError` if too many wait already,
+        `UnavailableError` after `stop`.
         """
         arrival = self.engine.clock() if arrival is None else arrival
         request = new_request(prompt, params, arrival=arrival, request_id=request_id, terms=terms)
         if request.id in self._streams:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id")
         self.engine.scheduler.validate(request)
-        self._check_queue(places)
+        self._check_queue(places, len(request.prompt) if num_tokens is None else num_tokens)
         stream = Stream(Reply(request, self.tokenizer, text), self._abort, on_delta)
         self._loop.submit(request)
         self._streams[request.id] = stream
+        self._num_waiting_tokens += stream.num_waiting_tokens
         self._idle.clear()
         return stream
 
@@ -156,28 +183,39 @@ class AsyncEngine:
             self._forget(request_id)
             self._loop.abort(request_id)
 
-    def _check_queue(self, places: int) -> None:
+    def _check_queue(self, places: int, num_tokens: int) -> None:
         """The queue is who has a stream and does not run. While the scheduler leaves nobody waiting, there is
-        room in the free places of those that run as well."""
-        scheduler = self.engine.scheduler
-        max_running, num_running = scheduler.config.max_running, len(scheduler.running)
+        room in the free places of those that run as well. Its tokens are those of who has no token yet."""
+        num_running = len(self.engine.scheduler.running)
         num_waiting = len(self._streams) - num_running
         if num_waiting <= 0:  # who ended while nobody waited does not tell how fast a queue moves
             self._departures.clear()
-        if self._max_waiting is None or places == 0:
+        if places == 0:
             return
-        if places > max_running + self._max_waiting:
+        if self._max_waiting is not None:
+            self._check_places(places, num_waiting, num_running, self._max_waiting)
+        most, waiting = self._max_waiting_tokens, self._num_waiting_tokens
+        if most is not None and waiting and waiting + num_tokens > most:
+            raise QueueFullError(
+                f"{waiting} prompt tokens wait and the request brings {num_tokens} more, at most {most} may",
+                retry_after_s=self._seconds_to_drain(max(num_waiting, 1)),
+            )
+
+    def _check_places(self, places: int, num_waiting: int, num_running: int, max_waiting: int) -> None:
+        scheduler = self.engine.scheduler
+        max_running = scheduler.config.max_running
+        if places > max_running + max_waiting:
             raise RequestError(
                 f"the request asks for {places} replies; at most {max_running} may run and "
-                f"{self._max_waiting} wait",
+                f"{max_waiting} wait",
                 param="n",
             )
         is_held_up = scheduler.waiting and scheduler.num_left_waiting
         free = 0 if is_held_up else max_running - num_running
-        if num_waiting + places > free + self._max_waiting:
+        if num_waiting + places > free + max_waiting:
             more = f"; {places} more came together" if places > 1 else ""
             raise QueueFullError(
-                f"{num_waiting} requests wait, at most {self._max_waiting} may{more}",
+                f"{num_waiting} requests wait, at most {max_waiting} may{more}",
                 retry_after_s=self._seconds_to_drain(num_waiting),
             )
 
@@ -188,8 +226,12 @@ class AsyncEngine:
         elapsed = self.engine.clock() - self._departures[0]
         return min(max(math.ceil(num_waiting * elapsed / len(self._departures)), 1), MAX_RETRY_S)
 
+    def _answered(self, stream: Stream) -> None:
+        self._num_waiting_tokens -= stream.num_waiting_tokens
+        stream.num_waiting_tokens = 0
+
     def _forget(self, request_id: RequestId) -> None:
-        del self._streams[request_id]
+        self._answered(self._streams.pop(request_id))
         if not self._streams:
             self._idle.set()
 
@@ -209,6 +251,8 @@ class AsyncEngine:
     def _feed(self, stream: Stream, event: Event) -> None:
         """Give a stream its event; one that cannot take it ends, and no other does."""
         request_id = stream.request.id
+        if isinstance(event, TokenEvent | FinishEvent):
+            self._answered(stream)
         try:
             stream.feed(event)
         except Exception:

@@ -11,12 +11,15 @@ modulo the vocabulary, unless it is told otherwise:
 A token of a prompt has log-probability 0 if the runner would have said it there, and -1 otherwise.
 
 A chunk at a wrong position, a wrong block table or a block given away too early changes the answer.
+
+A constraint moves it on to the next token that is allowed, after the last one to the first.
 """
 
 import time
 from collections.abc import Callable, Iterator
 
 from legato.core.plan import ForwardSeq, Sampled, SampleRow, ScoreRows, StepPlan, StepResult
+from legato.errors import ConstraintError
 
 
 class FakeRunner:
@@ -67,6 +70,12 @@ class FakeRunner:
 
     def _sample(self, seq: ForwardSeq, row: SampleRow) -> Sampled:
         token = self._choose(self._read(seq, seq.end), row)
+        try:
+            allowed = row.allowed()
+        except ConstraintError as error:
+            return Sampled(token, fault=error.message)
+        if allowed is not None:
+            token = next_allowed(token, allowed)
         if row.params.logprobs is None:
             return Sampled(token)
         return Sampled(token, 0.0, ((token, 0.0),) if row.params.logprobs else ())
@@ -87,3 +96,9 @@ class FakeRunner:
 def next_token(tokens: list[int], vocab_size: int) -> int:
     """The token that a `FakeRunner` puts after `tokens`."""
     return (sum(tokens) + len(tokens) - 1) % vocab_size
+
+
+def next_allowed(token: int, allowed: bytes) -> int:
+    """The first token from `token` on that `allowed` (see `Matcher.mask`) has; after the last comes 0."""
+    size = 8 * len(allowed)
+    return next(t for t in (i % size for i in range(token, token + size)) if allowed[t // 8] >> t % 8 & 1)

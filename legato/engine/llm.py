@@ -19,7 +19,7 @@ from legato.core.request import Request, RequestId, SamplingParams
 from legato.core.stopping import FinishReason
 from legato.engine.build import Built, build
 from legato.engine.output import Delta, Reply, TextRules, new_request
-from legato.errors import RequestError, StepError
+from legato.errors import ConstraintError, RequestError, StepError
 
 Prompt = str | Sequence[int]
 
@@ -33,14 +33,14 @@ class Completion:
     """Every generated token, a stop token included."""
     text: str
     finish_reason: str
-    """stop, length or error."""
+    """stop, length, constraint (it cannot be followed any further) or error."""
     logprobs: tuple[Sampled, ...] | None
     """One entry a token, if `SamplingParams.logprobs` asked for them."""
     prompt_logprobs: tuple[Sampled, ...] | None = None
     """One entry a token of the prompt, if `SamplingParams.prompt_logprobs` asked for them; the first one has
     no log-probability."""
     message: str = ""
-    """What failed, if `finish_reason` is error."""
+    """What failed, if `finish_reason` is constraint or error."""
 
 
 class LLM:
@@ -112,6 +112,8 @@ class LLM:
         for _, delta in self._run([request], stop):
             if delta.finish is not None and delta.finish.reason is FinishReason.ERROR:
                 raise StepError(delta.finish.message)
+            if delta.finish is not None and delta.finish.reason is FinishReason.CONSTRAINT:
+                raise ConstraintError(delta.finish.message)
             yield delta
 
     def _run(self, requests: Sequence[Request], stop: Sequence[str]) -> Iterator[tuple[RequestId, Delta]]:

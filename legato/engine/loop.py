@@ -78,6 +78,8 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="legato-engine", daemon=True)
         self.failure: str | None = None
         """Why the loop ended by itself, which it never should."""
+        self.busy_since: float | None = None
+        """When the turn began that goes on, on the engine's clock; None while there is no work."""
 
     @property
     def alive(self) -> bool:
@@ -102,11 +104,13 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             while (commands := self._inbox.take(wait=not self._engine.has_work)) is not None:
+                self.busy_since = self._engine.clock()
                 self._living |= {command.request.id for command in commands if isinstance(command, Submit)}
                 events = [event for command in commands for event in self._obey(command)]
                 if self._engine.has_work:
                     events += self._engine.step()
                 self._publish(tuple(events))
+                self.busy_since = None
             aborts = [self._engine.abort(request_id) for request_id in self._living]
             self._publish(tuple(event for events in aborts for event in events))
         except BaseException as error:

@@ -26,7 +26,7 @@ class Finish:
     stop: str | int | None = None
     """The stop string, or the id of the client's own stop token, that ended it; None for every other end."""
     message: str = ""
-    """What failed, for `FinishReason.ERROR`."""
+    """What failed, for `FinishReason.ERROR` and `FinishReason.CONSTRAINT`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,8 @@ class TextRules:
     """What ends the reply, string or token, stays in its text."""
     skip_special: bool = True
     """Tokens that steer the model add no text."""
+    shown: frozenset[int] = frozenset()
+    """Those that do all the same."""
 
 
 PLAIN_TEXT = TextRules()
@@ -112,7 +114,7 @@ class Reply:
     def __init__(self, request: Request, tokenizer: Tokenizer, text: TextRules = PLAIN_TEXT) -> None:
         self.request = request
         self._include_stop = text.include_stop
-        self._detokenizer = Detokenizer(tokenizer, skip_special=text.skip_special)
+        self._detokenizer = Detokenizer(tokenizer, skip_special=text.skip_special, shown=text.shown)
         self._stops = StopStrings(text.stop, include=text.include_stop)
         scores_prompt = request.params.prompt_logprobs is not None
         self._unscored = (Sampled(request.prompt[0]),) if scores_prompt else ()

@@ -3,7 +3,7 @@
 The order of steps is vLLM's, and each has its reason:
 
     1. log-probabilities    of the model's own distribution, so they are the same whatever the client bends
-    2. bias, stop ban, penalties (`adjust`)     can change which token is best: greedy needs them as well
+    2. bias, stop ban, penalties, constraint (`adjust`)     can change which token is best: greedy needs them
     3. greedy: the highest logit, the lowest id among equals
     4. else temperature, min_p, top_k, top_p, draw (`draw`)     never change which token is best
 
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from legato.core.plan import Sampled, SampleRow
-from legato.errors import StepError
-from legato.runner.adjust import adjust_rows, is_adjusted
+from legato.errors import ConstraintError, StepError
+from legato.runner.adjust import adjust_rows, forbid_others, is_adjusted
 from legato.runner.draw import best, draw_rows, take_rows
 from legato.runner.random import random64
 
@@ -36,17 +36,24 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> tuple[Sampled, ...]:
     operation runs once for all rows that need it. Ids in parameters and histories are below V: that is
     checked where requests enter.
 
-    Raises StepError, naming the request, when a row holds NaN or +inf or no token is left to choose.
+    A row whose constraint fails gets a `fault` and no other row does. Raises StepError, naming the request,
+    when a row holds NaN or +inf or no token is left to choose.
     """
     groups: dict[tuple[bool, bool], list[int]] = {}
-    for i, row in enumerate(rows):
-        groups.setdefault((is_adjusted(row), row.params.greedy), []).append(i)
     results: dict[int, Sampled] = {}
+    masks: dict[int, bytes | None] = {}
+    for i, row in enumerate(rows):
+        try:
+            masks[i] = row.allowed()
+        except ConstraintError as error:
+            results[i] = Sampled(-1, fault=error.message)
+        else:
+            groups.setdefault((is_adjusted(row), row.params.greedy), []).append(i)
     for kind, group in groups.items():
         for picks in [group] if kind == _PLAIN_GREEDY else tiles(group, logits):
-            tokens = _choose(take_rows(logits, picks), [rows[i] for i in picks])
+            tokens = _choose(take_rows(logits, picks), [rows[i] for i in picks], [masks[i] for i in picks])
             results.update(zip(picks, map(Sampled, tokens), strict=True))
-    asked = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs is not None}
+    asked = {i: k for i, row in enumerate(rows) if (k := row.params.logprobs) is not None and i in masks}
     for picks in tiles(list(asked), logits):
         chosen = [(results[i].token, asked[i]) for i in picks]
         results.update(zip(picks, report(take_rows(logits, picks), chosen), strict=True))
@@ -59,11 +66,14 @@ def tiles(picks: Sequence[int], logits: Tensor) -> Iterator[Sequence[int]]:
     return (picks[i : i + height] for i in range(0, len(picks), height))
 
 
-def _choose(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
+def _choose(logits: Tensor, rows: Sequence[SampleRow], masks: Sequence[bytes | None]) -> list[int]:
     """The tokens of rows that are all adjusted or all not, and all greedy or all drawn."""
     if is_adjusted(rows[0]):
         _check_peaks(rows, logits.amax(dim=-1))
         logits = adjust_rows(logits, rows)
+        for line, mask in zip(logits, masks, strict=True):
+            if mask is not None:
+                forbid_others(line, mask)
     if rows[0].params.greedy:
         highest = _argmax(logits)
         _check_peaks(rows, logits.gather(1, highest).squeeze(1))

@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from legato.core.events import ProgressEvent
 from legato.engine.output import Delta
 from legato.server.body import in_thread_if
+from legato.server.prompt_log import log_prompts
 from legato.server.protocol import GenerationBody, StreamOptions
 from legato.server.replies import Generation, Part, started
 from legato.server.service import Service
@@ -95,6 +96,7 @@ async def answer(
 
 async def _whole(service: Service, head: Json, name: str, prepare: Prepare) -> Response:
     generation, wording = await prepare()
+    log_prompts(service, name, generation)
     with started(service.engine, generation, name) as running:
         made: list[list[Delta]] = [[] for _ in running.streams]
         async with aclosing(running.read()) as items:
@@ -120,6 +122,7 @@ async def _events(
     service: Service, body: GenerationBody, head: Json, name: str, prepare: Prepare
 ) -> AsyncGenerator[bytes, None]:
     generation, wording = await prepare()
+    log_prompts(service, name, generation)
     options = body.stream_options or StreamOptions()
     usage = Usage(generation.num_prompt_tokens, num_truncated=generation.num_truncated)
     opened: set[int] = set()

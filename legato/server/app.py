@@ -1,12 +1,17 @@
 """The web application of one served model: all routes, all failures, nothing that runs by itself."""
 
+from functools import cache
+
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from legato.server import failures
 from legato.server.chat import chat_routes
 from legato.server.completions import completion_routes
-from legato.server.entrance import Entrance
+from legato.server.entrance import HEADER, Entrance
+from legato.server.guards import BodyLimit, KeyGuard
 from legato.server.models import model_routes
+from legato.server.openapi import page
 from legato.server.service import Service
 from legato.server.status import status_routes
 from legato.server.tokens import token_routes
@@ -14,8 +19,24 @@ from legato.server.tokens import token_routes
 
 def create_app(service: Service) -> FastAPI:
     """The application takes requests once `service.readiness` says so and the engine is started."""
-    app = FastAPI(openapi_url=None, redirect_slashes=False)
-    app.add_middleware(Entrance)
+    # Pages that show /openapi.json load their scripts from elsewhere: there are none.
+    app = FastAPI(openapi_url="/openapi.json", docs_url=None, redoc_url=None, redirect_slashes=False)
+    described = cache(lambda: page(app, with_keys=bool(service.keys)))
+    app.openapi = described  # type: ignore[method-assign]
+    # The last one added is the first to see a request.
+    app.add_middleware(BodyLimit, service.limits.body_bytes)
+    if service.keys:
+        app.add_middleware(KeyGuard, service.keys)
+    if service.allowed_origins:
+        # Before the keys: a browser's preflight brings none.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=service.allowed_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=(HEADER, "Retry-After"),
+        )
+    app.add_middleware(Entrance, service.access_log)
     failures.install(app)
     for routes in (completion_routes, chat_routes, model_routes, token_routes, status_routes):
         app.include_router(routes(service))

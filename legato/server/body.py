@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
 from legato.errors import RequestError
-from legato.server.protocol import Body
+from legato.server.strict import Body
 
 LONG = 4_000
 """Characters or bytes from which work is too long for the event loop: some 100 microseconds."""

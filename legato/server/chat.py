@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from fastapi import APIRouter
@@ -11,8 +12,10 @@ from starlette.responses import Response
 from legato.errors import RequestError
 from legato.server.answer import Endpoint, Json, Wording, answer
 from legato.server.body import read_body
+from legato.server.calling import Calling, CallsInReply, calling, check_tools, offered, plain_or_native
 from legato.server.logprobs import chat_logprobs, prompt_logprobs
 from legato.server.models import check_model
+from legato.server.openapi import EVENTS, GENERATED, GENERATION_ERRORS, answers, takes
 from legato.server.protocol import ChatBody, Conversation
 from legato.server.replies import Generation, Part
 from legato.server.sampling import (
@@ -26,17 +29,25 @@ from legato.server.sampling import (
     truncated,
 )
 from legato.server.service import Service
+from legato.server.structured import constrained, constraint
+from legato.server.tools import Tool
 from legato.text.chat import ChatTemplate
 
 ENDPOINT = Endpoint(
     id_prefix="chatcmpl", whole_object="chat.completion", chunk_object="chat.completion.chunk"
 )
 
+NOTHING = Part("", (), None, None)
+
 
 def chat_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/chat/completions")
+    @router.post(
+        "/v1/chat/completions",
+        openapi_extra=takes(ChatBody),
+        responses=answers(*GENERATION_ERRORS, json=GENERATED, events=EVENTS),
+    )
     async def create(request: Request) -> Response:
         service.readiness.check()
         body = await read_body(request, ChatBody)
@@ -47,9 +58,9 @@ def chat_routes(service: Service) -> APIRouter:
     return router
 
 
-async def prompt_ids(service: Service, conversation: Conversation) -> tuple[int, ...]:
-    """The token ids of messages, by the model's chat template. Raises `RequestError` if it has none, or the
-    template refuses the messages."""
+async def prompt_ids(service: Service, conversation: Conversation, tools: Sequence[Tool]) -> tuple[int, ...]:
+    """The token ids of messages and tools, by the model's chat template. Raises `RequestError` if there is
+    none, or it refuses the messages."""
     asked = {"add_generation_prompt", "continue_final_message"} & conversation.model_fields_set
     if len(asked) == 2 and conversation.add_generation_prompt and conversation.continue_final_message:
         raise RequestError(
@@ -61,12 +72,16 @@ async def prompt_ids(service: Service, conversation: Conversation) -> tuple[int,
             "this model has no chat template: use /v1/completions, or start the server with --chat-template"
         )
     # Always in a thread: a template may be slow, and another one's rendering holds its lock.
-    return await asyncio.to_thread(_render, service, template, conversation)
+    return await asyncio.to_thread(_render, service, template, conversation, tools)
 
 
-def _render(service: Service, template: ChatTemplate, conversation: Conversation) -> tuple[int, ...]:
+def _render(
+    service: Service, template: ChatTemplate, conversation: Conversation, tools: Sequence[Tool]
+) -> tuple[int, ...]:
+    messages, told = plain_or_native(service, conversation, tools)
     prompt = template.render(
-        [message.model_dump(exclude_none=True) for message in conversation.messages],
+        messages,
+        tools=told,
         add_generation_prompt=conversation.add_generation_prompt and not conversation.continue_final_message,
         continue_final_message=conversation.continue_final_message,
         extra=conversation.chat_template_kwargs,
@@ -81,10 +96,11 @@ def _check(body: ChatBody, service: Service) -> None:
     service.limits.check(body.top_logprobs or 0, service.limits.logprobs, "top_logprobs")
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs: only with logprobs", param="top_logprobs")
+    check_tools(body, service)
 
 
 async def _prepare(service: Service, body: ChatBody, arrival: float) -> tuple[Generation, Wording]:
-    whole = await prompt_ids(service, body)
+    whole = await prompt_ids(service, body, offered(body))
     prompt = truncated(whole, body, service)
     params = sampling_params(
         body,
@@ -95,49 +111,66 @@ async def _prepare(service: Service, body: ChatBody, arrival: float) -> tuple[Ge
         prompt_logprobs=body.prompt_logprobs,
         bad_words=await bad_words(body, service),
     )
+    calls = await calling(body, service)
+    form = await constraint(body, service.grammars) if calls is None else calls.form
+    params = constrained(params, form, ignore_eos=body.ignore_eos, eos_ids=service.tokenizer.eos_ids)
     generation = Generation(
         prompts=(prompt,),
         params=(params,),
-        text=text_rules(body),
+        text=replace(text_rules(body), shown=frozenset() if calls is None else calls.marker_ids),
         num_truncated=num_truncated(body, [whole], [prompt]),
         n=body.n,
         arrival=arrival,
         terms=terms(body),
     )
-    return generation, ChatWording(service, body, prompt)
+    return generation, ChatWording(service, body, prompt, calls)
 
 
 class ChatWording:
     """The choices of one request."""
 
-    def __init__(self, service: Service, body: ChatBody, prompt: tuple[int, ...]) -> None:
+    def __init__(
+        self, service: Service, body: ChatBody, prompt: tuple[int, ...], calls: Calling | None
+    ) -> None:
         self._tokenizer = service.tokenizer
         self._body = body
+        self._calls = None if calls is None else [CallsInReply(calls) for _ in range(body.n)]
+        """For each reply, if it may call."""
         self._beside: Json = {"prompt_token_ids": prompt} if body.return_token_ids else {}
         last = body.messages[-1]
         self._echo = ""
         if body.echo and last.role == "assistant":
-            self._echo = "\n".join(content.text for content in last.content)
+            self._echo = "\n".join(content.text for content in last.content or ())
 
     def chunks(self, index: int, part: Part, *, first: bool) -> list[Json]:
         """The role before a reply's first token; nothing for a token whose text is held back, unless the
         client looks at tokens."""
         chunks: list[Json] = []
         if first:
-            nothing = Part("", (), None, None)
-            opening = self._choice(index, nothing, {"delta": {"role": "assistant", "content": ""}})
+            opening = self._choice(index, NOTHING, {"delta": {"role": "assistant", "content": ""}})
             chunks.append({"choices": [opening], **self._with_prompt(index, part)})
             if self._echo:
-                chunks.append({"choices": [self._choice(index, nothing, {"delta": {"content": self._echo}})]})
+                chunks.append({"choices": [self._choice(index, NOTHING, {"delta": {"content": self._echo}})]})
         wanted = self._body.logprobs or self._body.return_token_ids
-        if part.text or part.finish_reason is not None or wanted:
-            chunks.append({"choices": [self._choice(index, part, {"delta": {"content": part.text}})]})
+        if self._calls is None:
+            deltas: list[Json] = [{"content": part.text}] if part.text else []
+        else:
+            deltas = self._calls[index].deltas(part)
+        if not deltas and (part.finish_reason is not None or wanted):
+            deltas = [{"content": ""} if self._calls is None else {}]
+        for delta in deltas[:-1]:
+            chunks.append({"choices": [self._choice(index, NOTHING, {"delta": delta})]})
+        for delta in deltas[-1:]:
+            chunks.append({"choices": [self._choice(index, part, {"delta": delta})]})
         return chunks
 
     def whole(self, replies: Sequence[Part]) -> Json:
         choices = []
         for index, reply in enumerate(replies):
-            message = {"role": "assistant", "content": self._echo + reply.text, "refusal": None}
+            if self._calls is None:
+                message: Json = {"role": "assistant", "content": self._echo + reply.text, "refusal": None}
+            else:
+                message = self._calls[index].message(reply)
             choices.append(self._choice(index, reply, {"message": message}))
         return {"choices": choices, **self._with_prompt(0, replies[0])}
 
@@ -154,7 +187,9 @@ class ChatWording:
             "index": index,
             **content,
             "logprobs": chat_logprobs(self._tokenizer, part.sampled) if body.logprobs else None,
-            "finish_reason": part.finish_reason,
+            "finish_reason": part.finish_reason
+            if self._calls is None
+            else self._calls[index].finish_reason(part),
         }
         if part.stop_reason is not None:
             choice["stop_reason"] = part.stop_reason

@@ -11,6 +11,7 @@ from legato.server.answer import Endpoint, Json, Wording, answer
 from legato.server.body import LONG, in_thread_if, read_body
 from legato.server.logprobs import CompletionLogprobs, prompt_logprobs
 from legato.server.models import check_model
+from legato.server.openapi import EVENTS, GENERATED, GENERATION_ERRORS, answers, takes
 from legato.server.protocol import CompletionBody
 from legato.server.replies import Generation, Part
 from legato.server.sampling import (
@@ -26,6 +27,7 @@ from legato.server.sampling import (
     truncated,
 )
 from legato.server.service import Service
+from legato.server.structured import constrained, constraint
 
 ENDPOINT = Endpoint(id_prefix="cmpl", whole_object="text_completion", chunk_object="text_completion")
 
@@ -36,7 +38,11 @@ DEFAULT_MAX_TOKENS = 16
 def completion_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/completions")
+    @router.post(
+        "/v1/completions",
+        openapi_extra=takes(CompletionBody),
+        responses=answers(*GENERATION_ERRORS, json=GENERATED, events=EVENTS),
+    )
     async def create(request: Request) -> Response:
         service.readiness.check()
         body = await read_body(request, CompletionBody)
@@ -68,15 +74,21 @@ async def _prepare(service: Service, body: CompletionBody, arrival: float) -> tu
     echoed = 0 if body.logprobs is None and asked_length(body) == 0 else body.logprobs
     wanted = [body.prompt_logprobs, echoed if body.echo else None]
     words = await bad_words(body, service)
+    form = await constraint(body, service.grammars)
     params = tuple(
-        sampling_params(
-            body,
-            service,
-            len(prompt),
-            default_max=DEFAULT_MAX_TOKENS,
-            logprobs=body.logprobs,
-            prompt_logprobs=max((num for num in wanted if num is not None), default=None),
-            bad_words=words,
+        constrained(
+            sampling_params(
+                body,
+                service,
+                len(prompt),
+                default_max=DEFAULT_MAX_TOKENS,
+                logprobs=body.logprobs,
+                prompt_logprobs=max((num for num in wanted if num is not None), default=None),
+                bad_words=words,
+            ),
+            form,
+            ignore_eos=body.ignore_eos,
+            eos_ids=service.tokenizer.eos_ids,
         )
         for prompt in prompts
     )

@@ -1,34 +1,44 @@
-"""The outermost layer: gives every response a request id, and every bug an answer.
+"""The outermost layer: gives every response a request id, every bug an answer, every request a line in the
+access log.
 
 A client's id is a label to be echoed; nothing inside uses it, so it need not be unique.
 """
 
 import asyncio
+import logging
 import secrets
+import time
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from legato.server.failures import error_response, known
+from legato.server.failures import CLIENT_GONE, error_response, known
 
 HEADER = "X-Request-ID"
 MAX_ID_CHARS = 128
+MAX_PATH_CHARS = 200
+"""Of a path in the log."""
+
+access = logging.getLogger("legato.access")
 
 
 class Entrance:
-    """ASGI middleware."""
+    """ASGI middleware. Paths go to the log as they came: its formatter escapes them. Query strings do not go
+    there: some clients put keys into them."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, access_log: bool) -> None:
         self._app = app
+        self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = _label(Headers(scope=scope).get(HEADER, "")) or f"req-{secrets.token_hex(12)}"
-        started = False
+        began = time.monotonic()
+        status: int | None = None
 
         async def labelled(message: Message) -> None:
-            nonlocal started
+            nonlocal status
             if message["type"] == "http.response.start":
-                started = True
+                status = message["status"]
                 MutableHeaders(scope=message)[HEADER] = request_id
             await send(message)
 
@@ -40,10 +50,29 @@ class Entrance:
             return
         except Exception as error:
             response = error_response(known(error))
-            if started:
+            if status is not None:
                 raise  # the server closes the connection: a cut answer must not look complete
             await response(scope, receive, labelled)
+        finally:
+            if self._access_log:
+                _log(scope, CLIENT_GONE if status is None else status, time.monotonic() - began, request_id)
 
 
 def _label(sent: str) -> str:
     return "".join(char for char in sent[:MAX_ID_CHARS] if " " <= char <= "~").strip()
+
+
+def _log(scope: Scope, status: int, seconds: float, request_id: str) -> None:
+    fields = {
+        "client": "{}:{}".format(*scope["client"]) if scope.get("client") else "",
+        "method": scope["method"],
+        "path": scope["path"][:MAX_PATH_CHARS],
+        "status": status,
+        "seconds": round(seconds, 3),
+        "request_id": request_id,
+    }
+    access.info(
+        '%(client)s "%(method)s %(path)s" %(status)d %(seconds).3f s %(request_id)s',
+        fields,
+        extra={"fields": fields},
+    )

@@ -42,7 +42,8 @@ def error_body(error: LegatoError) -> dict[str, object]:
 
 def error_response(error: LegatoError, *, headers: dict[str, str] | None = None) -> Response:
     if isinstance(error, UnavailableError):
-        headers = {"Retry-After": str(RETRY_AFTER_S)}
+        # Another connection may lead to another server, which takes requests.
+        headers = {"Retry-After": str(RETRY_AFTER_S), "Connection": "close"}
     elif isinstance(error, QueueFullError):
         headers = {"Retry-After": str(error.retry_after_s)}
     elif isinstance(error, DeadlineError):

@@ -5,6 +5,7 @@ import time
 from fastapi import APIRouter
 
 from legato.errors import NotFoundError
+from legato.server.openapi import answers, has
 from legato.server.service import Service
 
 
@@ -27,11 +28,13 @@ def model_routes(service: Service) -> APIRouter:
         "sampling_defaults": service.sampling_defaults.changed,
     }
 
-    @router.get("/v1/models")
+    @router.get("/v1/models", responses=answers(json=has(object="string", data="array")))
     async def models() -> dict[str, object]:
         return {"object": "list", "data": [card]}
 
-    @router.get("/v1/models/{name:path}")
+    @router.get(
+        "/v1/models/{name:path}", responses=answers(404, json=has(id="string", max_model_len="integer"))
+    )
     async def model(name: str) -> dict[str, object]:
         check_model(name, service)
         return card

@@ -5,48 +5,24 @@ only with the value that asks for nothing, listed under `neutral`. `null` means 
 API. Limits that depend on the model or the server are checked in `sampling` and in the endpoints.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     JsonValue,
     PlainValidator,
+    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
+from legato.server.strict import NO_LIST, NONE, Body, unicode
+from legato.server.structured import StructuredFields
+from legato.server.tools import Tool, ToolCall, ToolFields
+
 _MAX_INT = 2**31 - 1
-
-_NONE: tuple[object, ...] = (None,)
-_NO_LIST: tuple[object, ...] = (None, [])
-
-
-class Body(BaseModel):
-    """Strict: no unknown field, no conversion between types, no NaN and no infinity."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
-    """Fields that are not supported -> the values that ask for nothing."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_neutral(cls, data: object) -> object:
-        if not isinstance(data, dict):
-            raise PydanticCustomError("not_an_object", "must be a JSON object")
-        asked = {}
-        for name, value in data.items():
-            if name in cls.neutral:
-                if value not in cls.neutral[name]:
-                    raise PydanticCustomError("not_supported", "is not supported", {"field": name})
-            elif value is not None or name not in cls.model_fields:
-                asked[name] = value
-        return asked
 
 
 class StreamOptions(Body):
@@ -64,18 +40,20 @@ def _listed(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-def _unicode(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise PydanticCustomError("unicode", "holds a lone surrogate") from None
-    return text
+def _schema_of(one: dict[str, Any], *others: dict[str, Any]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": [one, *others]})
 
 
-class GenerationBody(Body):
+_TEXT: dict[str, Any] = {"type": "string"}
+_TEXTS: dict[str, Any] = {"type": "array", "items": _TEXT}
+_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
+
+
+class GenerationBody(StructuredFields):
     """What both ways to ask for replies share."""
 
     neutral = {
+        **StructuredFields.neutral,
         "store": (None, False),
         "service_tier": (None, "auto", "default"),
         "use_beam_search": (None, False),
@@ -85,9 +63,7 @@ class GenerationBody(Body):
             True,
             False,
         ),  # as with vLLM's fast tokenizers, none are added
-        "logits_processors": _NO_LIST,
-        "structured_outputs": _NONE,
-        "response_format": (None, {"type": "text"}),
+        "logits_processors": NO_LIST,
     }
 
     model: str | None = None
@@ -113,11 +89,11 @@ class GenerationBody(Body):
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     allowed_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
     """The only ids that may be sampled (vLLM)."""
-    bad_words: list[Annotated[str, AfterValidator(_unicode), Field(min_length=1, max_length=1000)]] = []
+    bad_words: list[Annotated[str, AfterValidator(unicode), Field(min_length=1, max_length=1000)]] = []
     """Texts that a reply does not write as they are tokenized by themselves or behind a space (vLLM)."""
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = {}
-    stop: Annotated[list[str], BeforeValidator(_listed)] = []
+    stop: Annotated[list[str], BeforeValidator(_listed), _schema_of(_TEXT, _TEXTS)] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     """Only `stop`, `stop_token_ids` and the length end a reply."""
@@ -133,7 +109,7 @@ class GenerationBody(Body):
     """Adds the ids of prompt and reply to the answer (vLLM)."""
     priority: int = Field(0, ge=-_MAX_INT, le=_MAX_INT)
     """The lower, the more urgent (vLLM)."""
-    cache_salt: Annotated[str, AfterValidator(_unicode), Field(min_length=1, max_length=256)] | None = None
+    cache_salt: Annotated[str, AfterValidator(unicode), Field(min_length=1, max_length=256)] | None = None
     """The request shares computed prefixes only with others of the same salt (vLLM)."""
     tpot_target_ms: float | None = Field(None, gt=0, le=3_600_000)
     """Milliseconds between two tokens of the reply that are not to be exceeded; the server's if left out.
@@ -174,7 +150,11 @@ class CompletionBody(GenerationBody):
 
     neutral = {**GenerationBody.neutral, "suffix": (None, "")}
 
-    prompt: Annotated[tuple[str | tuple[int, ...], ...], PlainValidator(_prompts)]
+    prompt: Annotated[
+        tuple[str | tuple[int, ...], ...],
+        PlainValidator(_prompts),
+        _schema_of(_TEXT, _TEXTS, _IDS, {"type": "array", "items": _IDS}),
+    ]
     echo: bool = False
     """Puts the prompt's text before the reply's; with `logprobs`, what its tokens spell, and theirs too."""
     add_special_tokens: bool = True
@@ -184,7 +164,7 @@ class CompletionBody(GenerationBody):
 
 class TextPart(Body):
     type: Literal["text"]
-    text: Annotated[str, AfterValidator(_unicode)]
+    text: Annotated[str, AfterValidator(unicode)]
 
 
 def _parts(value: object) -> object:
@@ -195,19 +175,40 @@ def _parts(value: object) -> object:
     return value
 
 
+_PARTS: dict[str, Any] = {"type": "array", "items": TextPart.model_json_schema()}
+
+
 class Message(Body):
     neutral = {
-        "tool_calls": _NO_LIST,
-        "function_call": _NONE,
-        "refusal": _NONE,
-        "audio": _NONE,
-        "annotations": _NO_LIST,
-        "reasoning_content": _NONE,
+        "function_call": NONE,
+        "refusal": NONE,
+        "audio": NONE,
+        "annotations": NO_LIST,
+        "reasoning_content": NONE,
     }
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[TextPart], BeforeValidator(_parts)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[list[TextPart], BeforeValidator(_parts), _schema_of(_TEXT, _PARTS)] | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    """The assistant's."""
+    tool_call_id: str | None = None
+    """Which call's result a tool's message is."""
+
+    @model_validator(mode="after")
+    def _go_together(self) -> "Message":
+        if self.tool_calls and self.role != "assistant":
+            raise _at("tool_calls", "is for the assistant's messages")
+        if self.tool_call_id is None and self.role == "tool":
+            raise _at("tool_call_id", "is required in a tool's message")
+        if self.content is None and not self.tool_calls:
+            raise _at("content", "is required but in an assistant's message with tool_calls")
+        return self
+
+
+def _at(field: str, problem: str) -> PydanticCustomError:
+    """What is wrong with one field in the light of others."""
+    return PydanticCustomError("not_supported", problem, {"field": field})
 
 
 class Conversation(Body):
@@ -222,29 +223,28 @@ class Conversation(Body):
     """Adds BOS and EOS where the model wants them and the template did not (vLLM)."""
     chat_template_kwargs: dict[str, JsonValue] = {}
     """Further variables for the chat template."""
+    tools: list[Tool] = []
+    """What the model may call."""
 
 
-class ChatBody(GenerationBody, Conversation):
+class ChatBody(GenerationBody, ToolFields, Conversation):
     """POST /v1/chat/completions"""
 
     neutral = {
         **GenerationBody.neutral,
-        "tools": _NO_LIST,
-        "tool_choice": (None, "none", "auto"),
-        "parallel_tool_calls": (None, True, False),
-        "functions": _NO_LIST,
+        "functions": NO_LIST,
         "function_call": (None, "none", "auto"),
         "modalities": (None, ["text"]),
-        "audio": _NONE,
-        "prediction": _NONE,
-        "reasoning_effort": _NONE,
-        "verbosity": _NONE,
-        "web_search_options": _NONE,
+        "audio": NONE,
+        "prediction": NONE,
+        "reasoning_effort": NONE,
+        "verbosity": NONE,
+        "web_search_options": NONE,
         "prompt_cache_retention": (None, "in_memory", "in-memory"),
-        "moderation": _NONE,
-        "prompt_cache_options": _NONE,
-        "chat_template": _NONE,  # a template is a program: the server's operator chooses it
-        "documents": _NO_LIST,
+        "moderation": NONE,
+        "prompt_cache_options": NONE,
+        "chat_template": NONE,  # a template is a program: the server's operator chooses it
+        "documents": NO_LIST,
     }
 
     echo: bool = False

@@ -14,7 +14,7 @@ from legato.core.request import SamplingParams
 from legato.core.stopping import FinishReason
 from legato.engine.async_engine import AsyncEngine, Stream
 from legato.engine.output import Delta, Finish, Terms, TextRules
-from legato.errors import DeadlineError, StepError, UnavailableError
+from legato.errors import ConstraintError, DeadlineError, StepError, UnavailableError
 from legato.server.sampling import seed_of
 
 
@@ -89,8 +89,8 @@ class Replies:
     async def read(self) -> AsyncGenerator[tuple[int, Delta] | None, None]:
         """The deltas of all replies as they come, with the reply's number, until all are complete.
 
-        Raises `StepError` if one fails, `DeadlineError` if the request's timeout passes,
-        `UnavailableError` if the server stops before all are complete.
+        Raises `StepError` if one fails, `ConstraintError` if one can go no further, `DeadlineError` if the
+        request's timeout passes, `UnavailableError` if the server stops before all are complete.
         """
         num_left = len(self.streams)
         while num_left:
@@ -122,6 +122,7 @@ def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[
                     arrival=generation.arrival,
                     terms=generation.terms,
                     places=0 if index else num_replies,
+                    num_tokens=0 if index else generation.num_prompt_tokens * generation.n,
                     on_delta=partial(replies.put, index),
                 )
                 replies.streams.append(stack.enter_context(stream))
@@ -131,6 +132,8 @@ def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[
 def _check(finish: Finish) -> None:
     if finish.reason is FinishReason.ERROR:
         raise StepError(finish.message)
+    if finish.reason is FinishReason.CONSTRAINT:
+        raise ConstraintError(finish.message)
     if finish.reason is FinishReason.TIMEOUT:
         raise DeadlineError("the request's timeout passed before its reply was complete")
     if finish.reason is FinishReason.ABORT:  # nobody here asked for it, so the engine is stopping

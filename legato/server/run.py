@@ -11,17 +11,21 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 
 import uvicorn
 
 from legato.errors import ConfigError
 from legato.server.app import create_app
+from legato.server.connection import Connection
 from legato.server.service import Service
 
 logger = logging.getLogger(__name__)
 
-KEEP_ALIVE_S = 75
+KEEP_ALIVE_S = 75.0
 """Longer than clients and proxies keep idle connections in their pools; else they send into closed ones."""
+SEND_S = 60.0
+WATCH_S = 1.0
 STEP_S = 60.0
 """How long the end waits for the step in flight."""
 BACKLOG = 2048
@@ -46,28 +50,32 @@ async def serve(
     listener: socket.socket,
     *,
     on_ready: Callable[[str], None],
-    access_log: bool = False,
     shutdown: Shutdown | None = None,
     shutdown_timeout: float = 30.0,
+    keep_alive: float = KEEP_ALIVE_S,
+    send_timeout: float = SEND_S,
 ) -> None:
     """Serve on `listener` (see `bind`) until SIGTERM, SIGINT or `shutdown`; then return.
 
     `on_ready` gets one line with the address once requests are answered. Running replies get
-    `shutdown_timeout` seconds to finish. Raises `ConfigError` if someone else listens there by now.
+    `shutdown_timeout` seconds to finish; idle connections stay open for `keep_alive` seconds; a client that
+    takes nothing sent to it for `send_timeout` seconds is dropped. Raises `ConfigError` if someone else
+    listens there by now.
     """
-    with _naming(*listener.getsockname()[:2]):
+    with naming(*listener.getsockname()[:2]):
         listener.listen(BACKLOG)
     shutdown = shutdown or Shutdown()
     host, port = listener.getsockname()[:2]
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     config = uvicorn.Config(
         create_app(service),
+        http=partial(Connection, send_timeout),  # type: ignore[arg-type]
         log_config=None,
-        access_log=access_log,
+        access_log=False,
         lifespan="off",
         ws="none",
         server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_keep_alive=keep_alive,  # type: ignore[arg-type]
         timeout_graceful_shutdown=FLUSH_S,
     )
     server = _Server(config, lambda: on_ready(f"Legato is ready on http://{address}"))
@@ -75,10 +83,12 @@ async def serve(
     service.readiness.ready()
     with _signals(shutdown.ask):
         ending = asyncio.create_task(_end(service, shutdown, shutdown_timeout, server))
+        watching = asyncio.create_task(_watch(service))
         try:
             await server.serve(sockets=[listener])
         finally:
             ending.cancel()
+            watching.cancel()
             await service.engine.stop(patience_s=0)
 
 
@@ -96,6 +106,19 @@ async def _end(service: Service, shutdown: Shutdown, timeout: float, server: "_S
     server.should_exit = True
 
 
+async def _watch(service: Service) -> None:
+    """Tell the log what /health tells those who ask."""
+    stuck = False
+    while service.engine.failure is None:
+        trouble = service.engine.trouble
+        if trouble is not None and not stuck:
+            logger.error("%s", trouble)
+        elif trouble is None and stuck:
+            logger.warning("the engine goes on")
+        stuck = trouble is not None
+        await asyncio.sleep(WATCH_S)
+
+
 async def _unless(urgent: asyncio.Event, work: Coroutine[None, None, None], timeout: float) -> None:
     """Do `work` until it is done, time is out, or it is urgent to stop."""
     waits = [asyncio.ensure_future(work), asyncio.ensure_future(urgent.wait())]
@@ -104,9 +127,14 @@ async def _unless(urgent: asyncio.Event, work: Coroutine[None, None, None], time
         wait.cancel()
 
 
-class _Server(uvicorn.Server):
+class Silent(uvicorn.Server):
     """uvicorn without its own signal handling, which refuses connections before the replies are done."""
 
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+
+class _Server(Silent):
     def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_started = on_started
@@ -114,9 +142,6 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_started()
-
-    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
-        return nullcontext()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -131,7 +156,7 @@ def bind(host: str, port: int) -> socket.socket:
     # it a chunk on a reused connection waits 40 ms for the client's acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        with _naming(host, port):
+        with naming(host, port):
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
     except ConfigError:
@@ -141,7 +166,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 @contextmanager
-def _naming(host: str, port: int) -> Iterator[None]:
+def naming(host: str, port: int) -> Iterator[None]:
     """An address that cannot be used is a `ConfigError` that names it."""
     try:
         yield

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 
 from legato.engine.async_engine import AsyncEngine
 from legato.errors import RequestError, UnavailableError
+from legato.server.guards import ApiKeys
 from legato.text.chat import ChatTemplate
+from legato.text.grammar import Grammars
 from legato.text.sampling_defaults import SamplingDefaults
 from legato.text.tokenizer import Tokenizer
+from legato.text.tool_calls import ToolUse, tool_use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +28,13 @@ class Limits:
     """Prompts times `n`."""
     logprobs: int = 20
     """Most likely tokens listed for each token (as OpenAI)."""
+    body_bytes: int = 32 * 2**20
+    """The body of one HTTP request."""
     logit_bias: int = 1024
     """Tokens with a bias."""
     stop_token_ids: int = 128
+    tools: int = 128
+    """Tools in one chat request (as OpenAI)."""
     bad_words: int = 128
 
     def check(self, value: int, limit: int, name: str) -> None:
@@ -70,6 +77,10 @@ class Service:
     """The most tokens of a prompt and its reply together."""
     vocab_size: int
     """Token ids run from 0 to vocab_size - 1."""
+    grammars: Grammars
+    """Compiles the forms that replies must have."""
+    tool_call_parser: str = "auto"
+    """The form of tool calls: a name in `FORMATS`; auto for that of the chat template."""
     keep_alive: float = 10.0
     """Seconds without an event after which a stream sends a comment; 0 for never."""
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
@@ -81,7 +92,18 @@ class Service:
     version: Mapping[str, str]
     """What `GET /version` says."""
     limits: Limits = Limits()
+    keys: ApiKeys = field(default_factory=lambda: ApiKeys(()))
+    """Without one, everybody may come in."""
+    allowed_origins: tuple[str, ...] = ()
+    """Web pages that browsers let use the server; * is any."""
+    access_log: bool = False
+    log_prompts: bool = False
     readiness: Readiness = field(default_factory=Readiness)
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        """How the model calls tools; None without a chat template."""
+        return None if self.chat_template is None else tool_use(self.chat_template, self.tool_call_parser)
 
     @property
     def tokenizer(self) -> Tokenizer:

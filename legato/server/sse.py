@@ -18,10 +18,12 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment, which clients skip: it keeps proxies and impatient clients from closing a silent connection."""
 
+_to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
 
 def event(data: object) -> bytes:
     """One server-sent event. Only ASCII: some clients take U+2028 or U+0085 for the end of a line."""
-    return f"data: {json.dumps(data, separators=(',', ':'), allow_nan=False)}\n\n".encode("ascii")
+    return f"data: {_to_json(data)}\n\n".encode("ascii")
 
 
 class Silence:

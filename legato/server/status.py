@@ -6,31 +6,37 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from legato.errors import UnavailableError
+from legato.server.openapi import answers, has
 from legato.server.service import Service
 
 
 def status_routes(service: Service) -> APIRouter:
     router = APIRouter()
+    alive = answers(503, json=has(status="string"))
 
-    @router.get("/health")
-    @router.get("/ping")
+    @router.head("/health", include_in_schema=False)
+    @router.head("/ping", include_in_schema=False)
+    @router.get("/health", responses=alive)
+    @router.get("/ping", responses=alive)
     async def health() -> dict[str, str]:
-        """503 once the engine is dead: this process has to be replaced."""
-        if service.engine.failure is not None:
-            raise UnavailableError(service.engine.failure)
+        """503 while a step goes on for longer than it may, and once the engine is dead: this process has to
+        be replaced."""
+        if (trouble := service.engine.trouble) is not None:
+            raise UnavailableError(trouble)
         return {"status": "ok"}
 
-    @router.get("/ready")
+    @router.head("/ready", include_in_schema=False)
+    @router.get("/ready", responses=alive)
     async def ready() -> dict[str, str]:
         """503 while new requests are refused, too."""
         service.readiness.check()
         return await health()
 
-    @router.get("/version")
+    @router.get("/version", responses=answers(json=has(version="string")))
     async def version() -> dict[str, str]:
         return dict(service.version)
 
-    @router.get("/metrics")
+    @router.get("/metrics", responses=answers(text={"type": "string"}), response_class=Response)
     async def metrics() -> Response:
         text, content_type = await asyncio.to_thread(service.metrics_text)
         return Response(text, headers={"Content-Type": content_type})

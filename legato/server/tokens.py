@@ -6,6 +6,7 @@ from starlette.requests import Request
 from legato.server.body import LONG, as_body, in_thread_if, read_body, read_json
 from legato.server.chat import prompt_ids
 from legato.server.models import check_model
+from legato.server.openapi import BODY_ERRORS, answers, has, takes
 from legato.server.protocol import DetokenizeBody, TokenizeChatBody, TokenizeTextBody
 from legato.server.sampling import check_ids
 from legato.server.service import Service
@@ -14,7 +15,11 @@ from legato.server.service import Service
 def token_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/tokenize")
+    @router.post(
+        "/tokenize",
+        openapi_extra=takes(TokenizeTextBody, TokenizeChatBody),
+        responses=answers(*BODY_ERRORS, json=has(count="integer", max_model_len="integer", tokens="array")),
+    )
     async def tokenize(request: Request) -> dict[str, object]:
         """The ids of a text, or of messages after the chat template."""
         data = await read_json(request)
@@ -24,7 +29,11 @@ def token_routes(service: Service) -> APIRouter:
             ids = await _of_text(as_body(data, TokenizeTextBody), service)
         return {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids}
 
-    @router.post("/detokenize")
+    @router.post(
+        "/detokenize",
+        openapi_extra=takes(DetokenizeBody),
+        responses=answers(*BODY_ERRORS, json=has(prompt="string")),
+    )
     async def detokenize(request: Request) -> dict[str, object]:
         """The text of ids, special tokens by name."""
         body = await read_body(request, DetokenizeBody)
@@ -39,7 +48,7 @@ def token_routes(service: Service) -> APIRouter:
 
 async def _of_chat(body: TokenizeChatBody, service: Service) -> list[int]:
     check_model(body.model, service)
-    return list(await prompt_ids(service, body))
+    return list(await prompt_ids(service, body, body.tools))
 
 
 async def _of_text(body: TokenizeTextBody, service: Service) -> list[int]:

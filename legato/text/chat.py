@@ -6,6 +6,7 @@ token ids: see `Tokenizer.encode_chat`.
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
@@ -43,6 +44,22 @@ class ChatTemplate:
             raise ModelError(f"chat template: {type(error).__name__}: {reason}") from error
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._lock = Lock()
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether it has a place for tools."""
+        return self._takes_tools
+
+    @cached_property
+    def takes_system(self) -> bool:
+        """Whether it writes a system's message, wherever that may be."""
+        word = "beforehand"
+        try:
+            return word in self.render(
+                [{"role": "system", "content": word}, {"role": "user", "content": "x"}]
+            )
+        except RequestError:
+            return False
 
     def render(
         self,
@@ -127,6 +144,7 @@ def _checked(message: object, where: str) -> Message:
     elif content is None:
         if message["role"] != "assistant" or not tool_calls:
             raise _refusal(f"{where}.content is null; only an assistant message with tool_calls may lack it")
+        checked["content"] = ""  # many templates write or strip it without a look
     elif not isinstance(content, str):
         raise _refusal(f"{where}.content is neither a text nor a list of parts")
     return checked

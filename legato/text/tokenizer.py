@@ -21,6 +21,11 @@ class Tokenizer:
         self._vocabulary = vocabulary
 
     @property
+    def vocabulary(self) -> Vocabulary:
+        """What it is made of."""
+        return self._vocabulary
+
+    @property
     def vocab_size(self) -> int:
         """Ids run from 0 to vocab_size - 1."""
         return self._vocabulary.size
@@ -101,6 +106,11 @@ class Tokenizer:
             return ""
         self._check(id)
         return self._vocabulary.texts[id] if id < len(self._vocabulary.texts) else ""
+
+    def special_id(self, text: str) -> int | None:
+        """The special token of this name; None if there is none."""
+        texts = self._vocabulary.texts
+        return next((id for id in self._vocabulary.special if id < len(texts) and texts[id] == text), None)
 
     def _check(self, id: int) -> None:
         if not 0 <= id < self.vocab_size:

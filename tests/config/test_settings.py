@@ -57,6 +57,11 @@ def test_sizes_are_read_with_units(text: str, num_bytes: int) -> None:
         ("[engine]\nadmission = 'bold'", r"engine.admission: .*'expected' or 'strict'"),
         ("[server]\nmax_waiting = 0", r"server.max_waiting: .*greater than or equal to 1"),
         ("[server]\nmax_waiting = -1", r"server.max_waiting: .*greater than or equal to 1"),
+        ("[server]\nstep_timeout = 0", r"server.step_timeout: .*greater than 0 \(not 0\)"),
+        ("[server]\nmax_body_size = 'large'", r"server.max_body_size: not a size"),
+        ("[server]\nmax_n = 0", r"server.max_n: .*greater than or equal to 1"),
+        ("[server]\napi_key = 'sk-secret'", r"server.api_key: .*valid tuple$"),
+        ("[server]\napi_key = ['sk-secret', 5]", r"server.api_key.1: .*valid string$"),
         ("[server]\nport = 70000", r"server.port: .*less than or equal to 65535"),
         ("[model]\ndtype = 'int3'", r"model.dtype: .*'auto'"),
         ("[engine", "not valid TOML"),
@@ -67,6 +72,14 @@ def test_a_wrong_file_ends_with_one_line(tmp_path: Path, toml: str, message: str
     with pytest.raises(ConfigError, match=message) as caught:
         load_settings(write(tmp_path, toml), {})
     assert "\n" not in caught.value.message
+    assert "secret" not in caught.value.message
+
+
+def test_keys_are_not_shown() -> None:
+    settings = load_settings(None, {"api_key": ["sk-secret", "sk-secret-2"]})
+    assert [key.get_secret_value() for key in settings.server.api_key] == ["sk-secret", "sk-secret-2"]
+    assert "secret-" not in repr(settings) + str(settings.model_dump()) + settings.model_dump_json()
+    assert "sk" not in settings.model_dump_json()
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -49,6 +49,9 @@ def faults(inside: str, source: str) -> list[str]:
         ("text/x.py", "def f():\n    global g\n", "no global state"),
         ("text/x.py", "def f():\n" + "    pass\n" * 61, "f has 62 lines, at most 60"),
         ("text/utils.py", "pass", "a name that says nothing"),
+        ("engine/x.py", "import pickle", "pickle may be imported nowhere"),
+        ("engine/x.py", "from multiprocessing import Process", "multiprocessing may be imported nowhere"),
+        ("models/x.py", "import torch\ntorch.load('a')", "torch.load means pickles"),
         ("text/x.py", "pass\n" * 401, "lines, at most 400"),
     ],
 )
@@ -74,3 +77,11 @@ def test_a_file_without_docstring_is_named() -> None:
 )
 def test_what_is_allowed_is_not_named(inside: str, line: str) -> None:
     assert faults(inside, f'"""A file."""\n{line}\n') == []
+
+
+def test_j_09_no_source_reads_or_writes_a_pickle() -> None:
+    for path in house.PACKAGE.rglob("*.py"):
+        source = path.read_text()
+        tree = ast.parse(source)
+        found = [*house.import_faults(path, tree), *house.other_faults(path, source, tree)]
+        assert not [fault for fault in found if "pickle" in fault or "nowhere" in fault]

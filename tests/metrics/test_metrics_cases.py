@@ -119,7 +119,7 @@ def test_g_04_aborted_requests_are_counted_and_queued_ones_add_no_latency() -> N
     for name in [name for name in world.tokens if not name.startswith("normal")]:
         world.abort(name)
     world.run()
-    assert world.reasons() == {"stop": 0, "length": 10, "abort": 8, "timeout": 0, "error": 0}
+    assert world.reasons() == {"stop": 0, "length": 10, "abort": 8, "timeout": 0, "error": 0, "constraint": 0}
     assert world.sample(f"{TTFT}_count") == world.sample(f"{QUEUE}_count") == 15
     assert world.sample(f"{E2E}_count") == 10
     assert world.sample("vllm:generation_tokens_total") == 10 * 5 + 5 * 3

@@ -108,7 +108,7 @@ def test_a_failed_step_counts_as_failed_and_its_requests_as_errors() -> None:
     world.submit("next", num_prompt=2, max_tokens=1)
     world.run()
     assert world.sample("legato:steps_failed_total") == 1
-    assert world.reasons() == {"stop": 0, "length": 1, "abort": 0, "timeout": 0, "error": 1}
+    assert world.reasons() == {"stop": 0, "length": 1, "abort": 0, "timeout": 0, "error": 1, "constraint": 0}
     assert world.sample("legato:step_tokens_total", kind="prefill") == 4 + 2
     assert world.sample("vllm:prompt_tokens_total") == 2
     assert world.sample("vllm:iteration_tokens_total_count") == 2
@@ -121,7 +121,7 @@ def test_a_stop_token_and_a_stop_string_are_both_stops() -> None:
     world.submit("string", num_prompt=2, max_tokens=9)
     world.step()
     world.abort("string", FinishReason.STOP)
-    assert world.reasons() == {"stop": 2, "length": 0, "abort": 0, "timeout": 0, "error": 0}
+    assert world.reasons() == {"stop": 2, "length": 0, "abort": 0, "timeout": 0, "error": 0, "constraint": 0}
     assert world.sample(f"{TPOT}_count") == 0
     assert_agrees_with_the_client(world)
 

@@ -10,11 +10,15 @@ from server_rig import Connect, RunningServer, StartServer, build_service
 
 @pytest.fixture
 def start_server() -> Iterator[StartServer]:
-    """Starts servers on free ports, `start_server(runner, **changes of the Service)`; ends them after."""
+    """Starts servers on free ports, `start_server(runner, **changes of the Service)`; ends them after.
+
+    `timeouts` are arguments of `serve`."""
     servers: list[RunningServer] = []
 
-    def start(runner: object = None, *, shutdown_timeout: float = 5.0, **changes: object) -> RunningServer:
-        server = RunningServer(build_service(runner, **changes), shutdown_timeout=shutdown_timeout)
+    def start(
+        runner: object = None, *, timeouts: dict[str, float] | None = None, **changes: object
+    ) -> RunningServer:
+        server = RunningServer(build_service(runner, **changes), **(timeouts or {}))
         servers.append(server)
         return server
 

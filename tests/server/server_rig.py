@@ -3,11 +3,13 @@ behind a real socket, and a runner whose tokens a test writes down."""
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import httpx
@@ -25,6 +27,7 @@ from legato.server.run import Shutdown, bind, serve
 from legato.server.service import Service
 from legato.text.chat import ChatTemplate
 from legato.text.fake import FakeTokenizer
+from legato.text.grammar import Grammars
 
 BOS, EOS, VOCAB = 256, 257, 258
 MODEL = "fake/model"
@@ -111,11 +114,24 @@ def predicted(prompt: list[int], num: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def build_service(runner: FakeRunner | ScriptedRunner | None = None, **changes: object) -> Service:
+@cache
+def fake_grammars() -> Grammars:
+    """The same for all services: the process that tries grammars out takes a while to start."""
+    return Grammars(FakeTokenizer(), VOCAB)
+
+
+def build_service(
+    runner: FakeRunner | ScriptedRunner | None = None,
+    *,
+    engine_options: dict[str, Any] | None = None,
+    max_running: int = MAX_RUNNING,
+    **changes: object,
+) -> Service:
+    """`engine_options` are keyword arguments of the AsyncEngine."""
     runner = runner or ScriptedRunner()
     config = SchedulerConfig(
         max_batch_tokens=BUDGET,
-        max_running=MAX_RUNNING,
+        max_running=max_running,
         max_model_len=MAX_LEN,
         vocab_size=FakeTokenizer().vocab_size,
     )
@@ -124,12 +140,13 @@ def build_service(runner: FakeRunner | ScriptedRunner | None = None, **changes: 
     engine = Engine(scheduler, runner, clock=time.monotonic)
     engine.observe(metrics)
     service = Service(
-        engine=AsyncEngine(engine, FakeTokenizer()),
+        engine=AsyncEngine(engine, FakeTokenizer(), **(engine_options or {})),
         chat_template=ChatTemplate(TEMPLATE, bos_token="<bos>", eos_token="<eos>"),
         model_name=MODEL,
         model_root="/models/fake",
         max_model_len=MAX_LEN,
         vocab_size=VOCAB,
+        grammars=fake_grammars(),
         metrics_text=lambda: (metrics.render(), CONTENT_TYPE),
         version={"version": "0.0.0"},
     )
@@ -175,11 +192,20 @@ def json_bytes(body: object) -> bytes:
 class RunningServer:
     """A real server on a free port, in a thread of this process."""
 
-    def __init__(self, service: Service, *, shutdown_timeout: float = 5.0) -> None:
+    def __init__(
+        self,
+        service: Service,
+        *,
+        shutdown_timeout: float = 5.0,
+        listener: socket.socket | None = None,
+        **timeouts: float,
+    ) -> None:
+        """`timeouts` are arguments of `serve`."""
         self.service = service
         self.scheduler = service.engine.engine.scheduler
         self.lines: list[str] = []
-        self._shutdown_timeout = shutdown_timeout
+        self._timeouts = {"shutdown_timeout": shutdown_timeout, **timeouts}
+        self._listener = listener or bind("127.0.0.1", 0)
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -225,10 +251,10 @@ class RunningServer:
         self._shutdown = Shutdown()
         await serve(
             self.service,
-            bind("127.0.0.1", 0),
+            self._listener,
             on_ready=self._on_ready,
             shutdown=self._shutdown,
-            shutdown_timeout=self._shutdown_timeout,
+            **self._timeouts,
         )
 
     def _on_ready(self, line: str) -> None:

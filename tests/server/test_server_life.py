@@ -9,15 +9,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-from server_rig import ScriptedRunner, StartServer, build_service, slow, wait_until
+from server_rig import RunningServer, ScriptedRunner, StartServer, build_service, slow, wait_until
 
 from legato.core.plan import StepPlan
 from legato.errors import ConfigError
+from legato.server.lobby import lobby
 from legato.server.run import KEEP_ALIVE_S, bind, serve
 
 STREAM = {"prompt": "hi", "max_tokens": 30, "stream": True}
@@ -79,7 +81,7 @@ def test_a_second_signal_does_not_wait_for_a_step_that_hangs(start_server: Start
     def hang(plan: StepPlan) -> None:  # noqa: ARG001
         released.wait(30)
 
-    server = start_server(ScriptedRunner(before=hang), shutdown_timeout=60)
+    server = start_server(ScriptedRunner(before=hang), timeouts={"shutdown_timeout": 60})
     body = b'{"prompt": "hi"}'
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 16\r\n\r\n" + body)
@@ -110,6 +112,7 @@ def test_c_12_a_draining_server_finishes_streams_and_refuses_new_work(start_serv
         refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "hi"})
         assert refused.status_code == 503
         assert refused.headers["retry-after"]
+        assert refused.headers["connection"] == "close"
         go_on.set()
         text = "\n".join(lines)
     assert text.count('"text"') == 29
@@ -122,7 +125,9 @@ def test_c_12_a_draining_server_finishes_streams_and_refuses_new_work(start_serv
 
 @pytest.mark.parametrize("asked", [1, 2], ids=["deadline", "second signal"])
 def test_c_12_what_is_left_at_the_end_gets_an_error(start_server: StartServer, asked: int) -> None:
-    server = start_server(ScriptedRunner(before=slow(0.02)), shutdown_timeout=0.3 if asked == 1 else 60)
+    server = start_server(
+        ScriptedRunner(before=slow(0.02)), timeouts={"shutdown_timeout": 0.3 if asked == 1 else 60}
+    )
     with httpx.stream("POST", f"{server.url}/v1/completions", json={**STREAM, "max_tokens": 400}) as stream:
         lines = stream.iter_lines()
         next(lines)
@@ -138,7 +143,7 @@ def test_c_12_what_is_left_at_the_end_gets_an_error(start_server: StartServer, a
 
 def test_c_12_a_whole_answer_that_is_cut_by_the_end_is_a_503(start_server: StartServer) -> None:
     runner = ScriptedRunner(before=slow(0.02))
-    server = start_server(runner, shutdown_timeout=0)
+    server = start_server(runner, timeouts={"shutdown_timeout": 0})
     body = {"prompt": "hi", "max_tokens": 400}
 
     async def run() -> httpx.Response:
@@ -174,6 +179,82 @@ def test_c_15_an_idle_connection_outlives_the_servers_usual_five_seconds(start_s
             while not received.endswith(b'{"status":"ok"}'):
                 received += connection.recv(4096)
             time.sleep(pause)
+
+
+def test_c_12_running_and_waiting_streams_all_finish(start_server: StartServer) -> None:
+    """Three run, two wait, then the end is asked for."""
+    server = start_server(ScriptedRunner(before=slow(0.005)), max_running=3)
+    with ThreadPoolExecutor(5) as pool:
+        asked = [pool.submit(httpx.post, f"{server.url}/v1/completions", json=STREAM) for _ in range(5)]
+        wait_until(lambda: server.service.engine.num_streams == 5)
+        assert len(server.scheduler.running) <= 3
+        server.ask_to_stop()
+        for answer in asked:
+            text = answer.result(10).text
+            assert '"finish_reason":"length"' in text
+            assert text.endswith("[DONE]\n\n")
+    server.join(3)
+
+
+def test_g_12_a_step_that_hangs_makes_the_server_unhealthy_until_it_returns(
+    start_server: StartServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("legato.server.run.WATCH_S", 0.01)
+    go_on = threading.Event()
+
+    def hang(plan: StepPlan) -> None:  # noqa: ARG001
+        assert go_on.wait(10)
+
+    server = start_server(ScriptedRunner(before=hang), engine_options={"step_timeout": 0.1})
+    assert httpx.get(f"{server.url}/health").status_code == 200, "nothing to do is no trouble"
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(httpx.post, f"{server.url}/v1/completions", json={"prompt": "hi"})
+        wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 503)
+        refused = httpx.get(f"{server.url}/ready")
+        assert refused.status_code == 503
+        assert refused.json()["error"]["message"] == "the step in flight has taken 0 s; the limit is 0.1 s"
+        assert httpx.head(f"{server.url}/health").status_code == 503
+        wait_until(lambda: "the step in flight" in caplog.text)
+        go_on.set()
+        assert waiting.result(5).status_code == 200
+    wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 200)
+    wait_until(lambda: "the engine goes on" in caplog.text)
+
+
+def test_an_address_is_answered_while_its_model_loads_and_served_from_then_on() -> None:
+    listener = bind("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with httpx.Client(base_url=url) as client:
+        with lobby(listener):
+            for method, path in (("GET", "/health"), ("GET", "/ready"), ("POST", "/v1/completions")):
+                answer = client.request(method, path, json={})
+                assert answer.status_code == 503
+                assert answer.headers["retry-after"] == "1"
+                assert answer.headers["x-request-id"]
+                assert answer.json()["error"]["message"] == "the server is loading"
+            assert client.head("/health").status_code == 503
+        # Whoever connects between the two is not refused but waits.
+        with socket.create_connection(listener.getsockname()) as early:
+            early.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+            server = RunningServer(build_service(), listener=listener)
+            assert early.recv(4096).startswith(b"HTTP/1.1 200 OK")
+        try:
+            assert client.get("/health").status_code == 200
+        finally:
+            server.stop()
+
+
+def test_c_15_how_long_an_idle_connection_stays_open_is_a_setting(start_server: StartServer) -> None:
+    """Before its first request and after one."""
+    server = start_server(timeouts={"keep_alive": 0.2})
+    for request in (b"", b"GET /health HTTP/1.1\r\nHost: legato\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.settimeout(5)
+            connection.sendall(request)
+            received = b""
+            while data := connection.recv(4096):
+                received += data
+            assert received.endswith(b'{"status":"ok"}' if request else b"")
 
 
 @contextmanager

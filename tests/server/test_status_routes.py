@@ -94,6 +94,7 @@ def test_the_version_is_what_the_service_says() -> None:
 def test_a_living_server_is_healthy_and_ready(path: str) -> None:
     answer = ask(path, method="GET")
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+    assert ask(path, method="HEAD").status_code == 200
 
 
 def test_a_server_that_loads_or_drains_is_alive_and_not_ready_and_refuses_work() -> None:

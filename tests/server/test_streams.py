@@ -1,5 +1,7 @@
 """What streams of both endpoints have in common, byte by byte, in this process."""
 
+import logging
+import re
 from typing import Any
 
 import pytest
@@ -154,3 +156,20 @@ def test_a_request_id_is_echoed_if_it_is_harmless_and_made_otherwise(
     received = answer.headers["x-request-id"]
     assert received == echoed or (echoed is None and received.startswith("req-"))
     assert "my-id" not in answer.text
+
+
+@each_path
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("asked", [True, False])
+def test_prompts_are_logged_only_where_that_is_asked_for(
+    path: str, streamed: bool, asked: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    body = {**BODIES[path], "stream": streamed, "max_tokens": 1}
+    service = build_service(log_prompts=asked, access_log=True)
+    name = re.search(r'"id":"([^"]+)"', ask(path, body, service=service).text)
+    assert name is not None
+    prompt = "<bos>hi" if path == COMPLETIONS else "<bos><user>hi<assistant>"
+    told = [record.getMessage() for record in caplog.records if record.name == "legato.prompts"]
+    assert told == ([f"prompt of {name[1]}: {prompt}"] if asked else [])
+    assert asked or "<bos>" not in caplog.text

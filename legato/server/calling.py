@@ -1,0 +1,170 @@
+"""Calls of tools in the replies of one chat request: the grammar that makes them valid, and their wording."""
+
+import asyncio
+import secrets
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from legato.errors import RequestError
+from legato.server.answer import Json
+from legato.server.protocol import ChatBody, Conversation
+from legato.server.replies import Part
+from legato.server.service import Service
+from legato.server.structured import asked_form, compiled, content_schema, naming
+from legato.server.tools import Named, Tool
+from legato.text.grammar import Grammar, json_source
+from legato.text.tool_call_parser import Call, Content, Piece, ToolCallParser
+from legato.text.tool_calls import Function, ToolFormat, calls_source, in_plain_words
+
+NO_ARGUMENTS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def check_tools(body: ChatBody, service: Service) -> None:
+    """All about tools that can be refused before anything is compiled."""
+    names = [tool.function.name for tool in body.tools]
+    service.limits.check(len(names), service.limits.tools, "tools")
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            param = f"tools[{i}].function.name"
+            raise RequestError(f"{param}: {name} is there already", param=param)
+    choice = body.tool_choice
+    if isinstance(choice, Named) and choice.name not in names:
+        raise RequestError("tool_choice: not one of the tools", param="tool_choice")
+    if choice == "required" and not names:
+        raise RequestError("tool_choice: required without tools", param="tool_choice")
+    form = asked_form(body)
+    if offered(body) and form not in (None, "response_format"):
+        raise RequestError(f"{form}: not together with tools", param=form)
+
+
+def offered(body: ChatBody) -> Sequence[Tool]:
+    """The tools that the model is told of."""
+    return () if body.tool_choice == "none" else body.tools
+
+
+def plain_or_native(
+    service: Service, conversation: Conversation, tools: Sequence[Tool]
+) -> tuple[list[Json], list[Json] | None]:
+    """(messages, tools) as the chat template is given them."""
+    assert service.tool_use is not None
+    messages = [message.model_dump(exclude_none=True) for message in conversation.messages]
+    told = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in tools]
+    if service.tool_use.native:
+        return messages, told or None
+    if told or any(message["role"] == "tool" or "tool_calls" in message for message in messages):
+        assert service.chat_template is not None
+        form, system = service.tool_use.format, service.chat_template.takes_system
+        return in_plain_words(messages, told, form, system=system), None
+    return messages, None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calling:
+    """What the replies of one request may call, and how."""
+
+    form: Grammar
+    format: ToolFormat
+    names: frozenset[str]
+    marker_ids: frozenset[int]
+    """Special tokens that are shown as text, since they begin calls."""
+
+
+async def calling(body: ChatBody, service: Service) -> Calling | None:
+    """None if nothing can be called. Raises `RequestError` that names a schema at fault."""
+    use, choice = service.tool_use, body.tool_choice
+    if not offered(body) or use is None:
+        return None
+    named = choice.name if isinstance(choice, Named) else None
+    functions = await asyncio.to_thread(_functions, body.tools, named, service)
+    marker_id = service.tokenizer.special_id(use.format.marker)
+    source = calls_source(
+        use.format,
+        [*functions.values()],
+        content=content_schema(body.response_format, service.grammars) if choice == "auto" else None,
+        parallel=body.parallel_tool_calls and named is None,
+        marker_id=marker_id,
+    )
+    try:
+        form = await compiled("tools", source, service.grammars)
+    except RequestError:
+        for param, function in functions.items():  # is it one of them alone?
+            await compiled(param, json_source(function.schema), service.grammars)
+        raise
+    return Calling(
+        form=form,
+        format=use.format,
+        names=frozenset(function.name for function in functions.values()),
+        marker_ids=frozenset() if marker_id is None else frozenset((marker_id,)),
+    )
+
+
+def _functions(tools: Sequence[Tool], named: str | None, service: Service) -> dict[str, Function]:
+    """What can be called, by the field that has its schema; only the `named` one, if there is one."""
+    functions = {}
+    for i, tool in enumerate(tools):
+        if named in (None, tool.function.name):
+            param, schema = f"tools[{i}].function.parameters", tool.function.parameters or NO_ARGUMENTS
+            try:
+                text = service.grammars.json_text({"type": "object", **schema}, strict=tool.function.strict)
+            except RequestError as error:
+                raise naming(param, error) from None
+            functions[param] = Function(name=tool.function.name, schema=text)
+    return functions
+
+
+class CallsInReply:
+    """Words one reply that may call."""
+
+    def __init__(self, calling: Calling) -> None:
+        self._format = calling.format
+        self._parser = ToolCallParser(calling.format, calling.names)
+        self._num_calls = 0
+
+    def deltas(self, part: Part) -> list[Json]:
+        """What the part adds to the message, in the form of a stream's `delta`s."""
+        pieces = self._parser.push(part.text)
+        if part.finish_reason is not None:
+            pieces += self._parser.flush()
+        return [self._delta(piece) for piece in pieces]
+
+    def message(self, reply: Part) -> Json:
+        """The whole message."""
+        content, made = "", list[tuple[str, str]]()
+        for piece in [*self._parser.push(reply.text), *self._parser.flush()]:
+            if isinstance(piece, Content):
+                content += piece.text
+            elif isinstance(piece, Call):
+                made.append((piece.name, ""))
+            else:
+                name, arguments = made[-1]
+                made[-1] = name, arguments + piece.text
+        message: Json = {"role": "assistant", "content": content, "refusal": None}
+        if not made:
+            return message
+        calls = [self._call(name, arguments) for name, arguments in made]
+        return {**message, "content": content or None, "tool_calls": calls}
+
+    def finish_reason(self, part: Part) -> str | None:
+        """Of a reply that its part ends."""
+        called = self._num_calls > 0 and part.finish_reason == "stop"
+        return "tool_calls" if called else part.finish_reason
+
+    def _delta(self, piece: Piece) -> Json:
+        if isinstance(piece, Content):
+            return {"content": piece.text}
+        if isinstance(piece, Call):
+            return {"tool_calls": [{"index": self._num_calls, **self._call(piece.name, "")}]}
+        return {"tool_calls": [{"index": self._num_calls - 1, "function": {"arguments": piece.text}}]}
+
+    def _call(self, name: str, arguments: str) -> Json:
+        self._num_calls += 1
+        return {
+            "id": _short_id() if self._format.short_ids else f"call_{secrets.token_hex(12)}",
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
+
+
+def _short_id() -> str:
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))

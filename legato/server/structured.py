@@ -1,0 +1,199 @@
+"""Structured output: the fields that ask for it, and the constraint that they make.
+
+OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*`. One of them at a time.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from legato.core.request import SamplingParams
+from legato.errors import RequestError
+from legato.server.strict import NONE, Body, unicode
+from legato.text.grammar import Grammar, Grammars, choice_source, grammar_source, json_source, regex_source
+from legato.text.grammar_trial import Source
+
+MAX_CHOICES = 10_000
+
+Text = Annotated[str, AfterValidator(unicode)]
+Schema = dict[str, JsonValue]
+Choices = Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES)]
+
+
+def _read(value: object) -> object:
+    """A schema that may be given as its text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise PydanticCustomError("schema", "is not valid JSON") from None
+    if not isinstance(value, dict):
+        raise PydanticCustomError("schema", "must be a JSON object, or the text of one")
+    return value
+
+
+SchemaOrText = Annotated[
+    Schema,
+    BeforeValidator(_read),
+    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}]}),
+]
+
+ANY_OBJECT: Mapping[str, object] = {"type": "object"}
+
+
+class JsonSchemaFormat(Body):
+    name: str = Field(min_length=1, max_length=256)
+    """A label of the client's. Not used."""
+    description: str | None = None
+    """Not used: what the model is to know of the schema belongs in the messages."""
+    schema_: Schema = Field(default_factory=lambda: dict[str, JsonValue](), alias="schema")
+    strict: bool = False
+    """Refuse a schema with a keyword that is not supported, in place of leaving the keyword out."""
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _go_together(self) -> "ResponseFormat":
+        if (self.json_schema is None) is (self.type == "json_schema"):
+            raise PydanticCustomError("json_schema", "must have json_schema with type json_schema alone")
+        return self
+
+
+class StructuredOutputs(Body):
+    """vLLM's. One of the fields is given."""
+
+    neutral = {
+        "structural_tag": NONE,
+        "whitespace_pattern": NONE,
+        "disable_any_whitespace": (None, False),
+        "disable_additional_properties": (None, False),
+    }
+
+    json_: SchemaOrText | None = Field(None, alias="json")
+    """A JSON Schema, as an object or as its text."""
+    json_object: Literal[True] | None = None
+    regex: Text | None = None
+    choice: Choices | None = None
+    grammar: Text | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> "StructuredOutputs":
+        if len(self.model_fields_set) != 1:
+            raise PydanticCustomError("one", "must have one of json, json_object, regex, choice, grammar")
+        return self
+
+
+class StructuredFields(Body):
+    """What a body may say of the form of its replies."""
+
+    neutral = {"guided_decoding_backend": NONE, "guided_whitespace_pattern": NONE}
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaOrText | None = None
+    guided_regex: Text | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Text | None = None
+
+
+def asked_form(fields: StructuredFields) -> str | None:
+    """The field that asks for a form; None if none does. Raises `RequestError` if several do."""
+    names = [name for name in StructuredFields.model_fields if getattr(fields, name) is not None]
+    if fields.response_format is not None and fields.response_format.type == "text":
+        names.remove("response_format")
+    if len(names) > 1:
+        raise RequestError(f"{names[1]}: not together with {names[0]}", param=names[1])
+    return names[0] if names else None
+
+
+async def constraint(fields: StructuredFields, grammars: Grammars) -> Grammar | None:
+    """The form of the replies; None for any. Raises `RequestError` that names the field."""
+    name = asked_form(fields)
+    if name is None:
+        return None
+    # In a thread: a schema may be large.
+    param, source = await asyncio.to_thread(_source, fields, name, grammars)
+    return await compiled(param, source, grammars)
+
+
+async def compiled(param: str, source: Source, grammars: Grammars) -> Grammar:
+    """The grammar of `source`, which the field `param` asked for."""
+    try:
+        return await asyncio.wrap_future(grammars.compile(source))
+    except RequestError as error:
+        raise naming(param, error) from None
+
+
+def naming(param: str, error: RequestError) -> RequestError:
+    """The error, told of a field."""
+    return RequestError(f"{param}: {error.message}", param=param)
+
+
+def content_schema(format: ResponseFormat | None, grammars: Grammars) -> str:
+    """The JSON Schema of what a `response_format` allows, "" for any text."""
+    if format is None or format.type == "text":
+        return ""
+    json_schema = format.json_schema
+    schema = ANY_OBJECT if json_schema is None else json_schema.schema_
+    return grammars.json_text(schema, strict=json_schema is not None and json_schema.strict)
+
+
+def constrained(
+    params: SamplingParams, form: Grammar | None, *, ignore_eos: bool, eos_ids: frozenset[int]
+) -> SamplingParams:
+    """`params` of a reply that must have a form.
+
+    Where the form is complete, an end-of-text token ends the reply, in any case. `ignore_eos` keeps the
+    reply from ending as long as it can go on.
+    """
+    if form is None:
+        return params
+    if ignore_eos and params.stop_token_ids:
+        raise RequestError(
+            "ignore_eos: with a given form of the reply not together with stop_token_ids", param="ignore_eos"
+        )
+    return replace(
+        params,
+        constraint=form,
+        stop_token_ids=params.stop_token_ids | eos_ids,
+        min_tokens=params.max_tokens if ignore_eos else params.min_tokens,
+    )
+
+
+def _source(fields: StructuredFields, name: str, grammars: Grammars) -> tuple[str, Source]:
+    """(the field to blame, the grammar)."""
+    form = fields.response_format
+    if name == "response_format" and form is not None:
+        param = "response_format.json_schema.schema" if form.type == "json_schema" else name
+        return param, _named(param, lambda: json_source(content_schema(form, grammars)))
+    if name == "structured_outputs":
+        assert fields.structured_outputs is not None
+        (kind,) = fields.structured_outputs.model_fields_set
+        value = getattr(fields.structured_outputs, kind)
+        kind = kind.rstrip("_")
+        name = f"{name}.{kind}"
+    else:
+        kind, value = name.removeprefix("guided_"), getattr(fields, name)
+    makers: dict[str, Callable[[], Source]] = {
+        "json": lambda: json_source(grammars.json_text(value, strict=True)),
+        "json_object": lambda: json_source(grammars.json_text(ANY_OBJECT, strict=True)),
+        "regex": lambda: regex_source(value),
+        "choice": lambda: choice_source(value),
+        "grammar": lambda: grammar_source(value),
+    }
+    return name, _named(name, makers[kind])
+
+
+def _named(param: str, make: Callable[[], Source]) -> Source:
+    try:
+        return make()
+    except RequestError as error:
+        raise naming(param, error) from None

@@ -29,6 +29,9 @@ DECODES = (1, 4, 16, 64)
 CHUNKS = (32, 64, 128, 256, 512)
 SHORT, LONG = 64, 4096
 """Contexts."""
+DISTURBED = 3.0
+"""A step that took so many times what all of them together predict was held up by something else: it says
+nothing about steps."""
 OWN_STEPS, OWN_SHARE = 24, 0.1
 """Steps over which the engine's own time is taken, and the most of the calibration that they may last."""
 
@@ -41,7 +44,8 @@ def calibrate(
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[tuple[StepShape, float], ...]:
-    """Run and time steps, for about `max_seconds` at most; each shape with the seconds that it took.
+    """Run and time steps, for about `max_seconds` at most; each shape with the seconds that it took. Those
+    that were held up are left out.
 
     A step is what there is from the tokens before it to its own: to the model's part, timed for each shape,
     comes what the engine itself takes between two of them, timed once.
@@ -57,17 +61,15 @@ def calibrate(
     for number in range(1, ROUNDS + 1):
         progress(f"measuring what steps cost, round {number} of {ROUNDS}")
         for plan in plans:
-            if clock() > end:
-                return tuple(samples)
             shape = plan.shape
-            if model.cost.seconds(shape) > LONGEST_S:
+            if clock() > end or model.cost.seconds(shape) > LONGEST_S:
                 continue
             started = clock()
             runner.run(plan)
             seconds = clock() - started + own
             model.note(shape, seconds)
             samples.append((shape, seconds))
-    return tuple(samples)
+    return tuple(s for s in samples if s[1] <= DISTURBED * model.cost.seconds(s[0]))
 
 
 def engine_seconds(

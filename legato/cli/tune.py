@@ -21,8 +21,8 @@ from legato.tune.page import page
 from legato.tune.setup import serve_command
 from legato.tune.trial import Bench
 from legato.tune.tuning import Tuning, tune
-from legato.tune.verify import Comparison, verify
-from legato.tune.words import comparison, recommendation
+from legato.tune.verify import Verification, verify
+from legato.tune.words import recommendation, verified
 from legato.workload.arrival import Arrival, select
 
 if TYPE_CHECKING:
@@ -85,14 +85,15 @@ def tune_model(
     command = serve_command(settings.model_copy(update={"engine": tuning.engine}))
     lines = [*recommendation(tuning), "", command]
     print("\n".join(lines))
-    rows: Sequence[Comparison] = ()
+    verification = None
     if verify_too:
         assert built is not None
-        rows, text = _verify(built, tuning, arrivals)
+        verification = _verify(built, tuning, arrivals)
+        text = "\n".join(verified(verification, tuning.best.setup))
         print(text)
         lines += ["", text]
     if outputs.as_json is not None:
-        content = _document(tuning, settings, costs, seed, command, rows)
+        content = _document(tuning, settings, costs, seed, command, verification)
         write(outputs.as_json, json.dumps(content, indent=1) + "\n")
     if outputs.plot is not None:
         write(outputs.plot, page(tuning, f"legato tune: {in_words(costs)}", "\n".join(lines)))
@@ -105,18 +106,20 @@ def _build(settings: Settings, progress: Callable[[str], None]) -> "Built":
     return build(settings.model, engine, cache_dir=cache_dir(), progress=progress)
 
 
-def _verify(
-    built: "Built", tuning: Tuning, arrivals: Sequence[Arrival]
-) -> tuple[tuple[Comparison, ...], str]:
+def _verify(built: "Built", tuning: Tuning, arrivals: Sequence[Arrival]) -> Verification:
     chosen = select(arrivals, duration=VERIFY_S)
     print(f"serving {len(chosen)} requests in real time, {chosen[-1].time:.0f} s", file=sys.stderr)
     engine = built.new_engine(tuning.engine, tuning.bench.costs)
-    rows = verify(engine, tuning.bench, tuning.best.setup, chosen)
-    return rows, "\n".join(comparison(rows, tuning.best.setup, len(chosen), chosen[-1].time))
+    return verify(engine, tuning.bench, tuning.best.setup, chosen)
 
 
 def _document(
-    tuning: Tuning, settings: Settings, costs: CostFile, seed: int, command: str, rows: Sequence[Comparison]
+    tuning: Tuning,
+    settings: Settings,
+    costs: CostFile,
+    seed: int,
+    command: str,
+    verification: Verification | None,
 ) -> dict[str, object]:
     return {
         "legato": __version__,
@@ -127,5 +130,5 @@ def _document(
         "seed": seed,
         "command": command,
         "tuning": tuning.to_json(),
-        "verification": [asdict(row) | {"ratio": row.ratio} for row in rows],
+        "verification": None if verification is None else asdict(verification),
     }

@@ -9,11 +9,15 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
+from legato.core.cost import StepCost
 from legato.core.events import Event
-from legato.core.request import RequestId
+from legato.core.request import Request, RequestId
+from legato.core.stopping import FinishReason
 from legato.engine.engine import Engine
 from legato.engine.loop import EngineLoop, is_last
+from legato.metrics.journal import StepRecord
 from legato.metrics.summary import Latencies, latencies
 from legato.metrics.timeline import Targets
 from legato.sim.recorder import Recorder
@@ -22,6 +26,7 @@ from legato.tune.setup import Setup
 from legato.tune.trial import Bench
 from legato.workload.arrival import Arrival, alone
 
+NUM_DRAWS = 5
 MAX_DIFFERENCE = 0.1
 """Of measured and predicted: what is more is told."""
 WARM_UP = Arrival(time=0.0, parts=alone("warm-up", 64), output_length=8)
@@ -98,25 +103,68 @@ class Comparison:
         return abs(self.ratio - 1) <= MAX_DIFFERENCE
 
 
-def compare(predicted: Latencies, measured: Latencies) -> tuple[Comparison, ...]:
-    """p50 and p99 of the time to first token and of the gaps, where both have any."""
-    pairs = (
-        ("time to first token", predicted.ttft, measured.ttft),
-        ("gap between tokens", predicted.itl, measured.itl),
-    )
-    return tuple(
-        Comparison(name=f"{name}, {which}", predicted=getattr(one, which), measured=getattr(other, which))
-        for name, one, other in pairs
-        if one is not None and other is not None
-        for which in ("p50", "p99")
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What came of serving in real time."""
+
+    rows: tuple[Comparison, ...]
+    pace: float
+    """Measured / predicted seconds of a step, the median: how far the machine is from what it was when its
+    costs were measured."""
+    num_requests: int
+    seconds: float
+    """In which they came."""
 
 
-def verify(engine: Engine, bench: Bench, setup: Setup, arrivals: Sequence[Arrival]) -> tuple[Comparison, ...]:
+def compare(predicted: Sequence[Latencies], measured: Latencies) -> tuple[Comparison, ...]:
+    """p50 and p99 of the time to first token and of the gaps, where both sides have any; of several
+    predictions the median."""
+    rows: list[Comparison] = []
+    for name, field in (("time to first token", "ttft"), ("gap between tokens", "itl")):
+        known = [one for one in (getattr(latencies, field) for latencies in predicted) if one is not None]
+        real = getattr(measured, field)
+        if not known or real is None:
+            continue
+        for which in ("p50", "p99"):
+            expected = median(getattr(one, which) for one in known)
+            rows.append(
+                Comparison(name=f"{name}, {which}", predicted=expected, measured=getattr(real, which))
+            )
+    return tuple(rows)
+
+
+def verify(engine: Engine, bench: Bench, setup: Setup, arrivals: Sequence[Arrival]) -> Verification:
     """Serve `arrivals` on `engine`, which has `setup` and the costs of `bench`, and in simulated time.
 
-    Noise is that of `bench`. What the engine learns while it serves the simulated one learns as well.
+    Noise is that of `bench`: `NUM_DRAWS` simulations with different draws, for one draw's p99 over few
+    requests is a matter of luck. What the engine learns while it serves the simulated one learns as well.
     """
+    steps = StepRatios(bench.costs.cost_model().cost)
+    engine.observe(steps)
     measured = serve_in_real_time(engine, arrivals, bench.targets)
-    predicted = replace(bench, arrivals=arrivals).run(setup).report.latencies
-    return compare(predicted, latencies(measured.ended))
+    simulated = [
+        replace(bench, arrivals=arrivals, seed=bench.seed + number).run(setup).report.latencies
+        for number in range(NUM_DRAWS if bench.noise else 1)
+    ]
+    return Verification(
+        rows=compare(simulated, latencies(measured.ended)),
+        pace=median(steps.ratios) if steps.ratios else 1.0,
+        num_requests=len(arrivals),
+        seconds=max((arrival.time for arrival in arrivals), default=0.0),
+    )
+
+
+class StepRatios:
+    """An observer: measured / predicted of each step."""
+
+    def __init__(self, cost: StepCost) -> None:
+        self.ratios: list[float] = []
+        self._cost = cost
+
+    def submitted(self, request: Request) -> None: ...
+
+    def aborted(self, request_id: RequestId, reason: FinishReason, now: float) -> None: ...
+
+    def stepped(self, record: StepRecord) -> None:
+        seconds = record.ended - record.schedule.now
+        self.ratios.append(seconds / self._cost.seconds(record.schedule.shape))

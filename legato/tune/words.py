@@ -1,12 +1,12 @@
 """A tuning in sentences, and a verification as a table."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from legato.tune.capacity import Capacity, bottleneck, misses
 from legato.tune.setup import Setup
 from legato.tune.trial import Trial
 from legato.tune.tuning import Tuning
-from legato.tune.verify import MAX_DIFFERENCE, Comparison
+from legato.tune.verify import MAX_DIFFERENCE, Verification
 
 
 def recommendation(tuning: Tuning) -> Iterator[str]:
@@ -29,11 +29,7 @@ def recommendation(tuning: Tuning) -> Iterator[str]:
     if unreachable:
         share = unreachable / max(best.report.num_steps, 1)
         yield f"In {share:.1%} of the steps the decodes alone take longer than the target."
-    if tuning.knee is not None:
-        yield (
-            f"The frontier bends at: {tuning.knee.setup.in_words()} (gaps p99 {ms(tuning.knee.gap('p99'))}, "
-            f"first token p99 {ms(tuning.knee.ttft('p99'))})."
-        )
+    yield _knee(tuning.knee)
     running_limit = tuning.engine.running_limit
     yield from _capacity(tuning.capacity, running_limit)
     part = "all" if len(bench.arrivals) == tuning.num_arrivals else "the first"
@@ -41,6 +37,17 @@ def recommendation(tuning: Tuning) -> Iterator[str]:
     yield (
         f"{len(tuning.found.trials)} trials with {part} {len(bench.arrivals):,} of {tuning.num_arrivals:,} "
         f"requests, {tuning.found.num_steps:,} simulated steps{end}."
+    )
+
+
+def _knee(knee: Trial | None) -> str:
+    if knee is None:
+        return (
+            "The frontier of gaps and first tokens has no knee: nothing is below the line between its ends."
+        )
+    return (
+        f"Knee of the frontier: {knee.setup.in_words()} (gaps p99 {ms(knee.gap('p99'))}, "
+        f"first token p99 {ms(knee.ttft('p99'))})."
     )
 
 
@@ -78,13 +85,16 @@ def _capacity(capacity: Capacity | None, running_limit: int) -> Iterator[str]:
     yield f"  At {capacity.beyond_rate:.3g} {what}: {bottleneck(capacity.beyond, running_limit)}."
 
 
-def comparison(rows: Sequence[Comparison], setup: Setup, num_requests: int, seconds: float) -> Iterator[str]:
+def verified(result: Verification, setup: Setup) -> Iterator[str]:
     """A table of predicted and measured, and a verdict."""
-    yield f"Verified: {setup.in_words()}; {num_requests:,} requests in {seconds:.0f} s, in real time."
+    yield (
+        f"Verified: {setup.in_words()}; {result.num_requests:,} requests in {result.seconds:.0f} s, "
+        f"in real time. Steps took {result.pace:.2f} of what was measured before."
+    )
     yield f"  {'':26}{'predicted':>12}{'measured':>12}{'ratio':>8}"
-    for row in rows:
+    for row in result.rows:
         yield f"  {row.name:26}{ms(row.predicted):>12}{ms(row.measured):>12}{row.ratio:>8.2f}"
-    far = [row.name for row in rows if not row.close]
+    far = [row.name for row in result.rows if not row.close]
     if far:
         yield f"  More than {MAX_DIFFERENCE:.0%} apart: {'; '.join(far)}."
     else:

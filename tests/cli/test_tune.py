@@ -61,7 +61,7 @@ def test_a_trace_with_everything_written(tmp_path: Path, cost_file: Path) -> Non
     assert command[-2:] == ["--admission", "strict"]
     document = json.loads((tmp_path / "o.json").read_text())
     assert shlex.split(document["command"]) == command
-    assert document["verification"] == []
+    assert document["verification"] is None
     assert document["tuning"]["targets"] == {"tpot": 0.1, "ttft": 2.0}
     assert document["tuning"]["best"]["good"] > 0.9
     assert "<svg" in (tmp_path / "o.html").read_text()
@@ -99,8 +99,8 @@ def test_what_is_recommended_is_served_by_the_real_engine(gemma_path: Path, tmp_
         *("--json", str(tmp_path / "o.json"), "--kv-memory", "200MB"),
     )
     assert "8 requests in 2 s, in real time" in out.stdout
-    rows = json.loads((tmp_path / "o.json").read_text())["verification"]
+    verification = json.loads((tmp_path / "o.json").read_text())["verification"]
+    rows = verification["rows"]
     assert [row["name"] for row in rows][::3] == ["time to first token, p50", "gap between tokens, p99"]
-    for row in rows:
-        assert row["measured"] > 0
-        assert row["ratio"] == pytest.approx(row["measured"] / row["predicted"])
+    assert all(row["measured"] > 0 for row in rows)
+    assert verification["pace"] > 0

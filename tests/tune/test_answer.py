@@ -11,8 +11,8 @@ from legato.errors import ConfigError
 from legato.tune.page import page
 from legato.tune.setup import Setup
 from legato.tune.tuning import Tuning, tune
-from legato.tune.verify import Comparison
-from legato.tune.words import comparison, recommendation
+from legato.tune.verify import Comparison, Verification
+from legato.tune.words import recommendation, verified
 from legato.workload.arrival import Arrival, alone
 
 STEADY = arrivals(25, 0.4, prompt=150, output=12)
@@ -123,11 +123,13 @@ def test_a_verification_in_words() -> None:
         Comparison(name="time to first token, p50", predicted=0.2, measured=0.21),
         Comparison(name="gap between tokens, p99", predicted=0.05, measured=0.08),
     )
-    text = "\n".join(comparison(rows, Setup(tpot_target_ms=100.0), 12, 34.0))
+    result = Verification(rows=rows, pace=1.03, num_requests=12, seconds=34.0)
+    text = "\n".join(verified(result, Setup(tpot_target_ms=100.0)))
+    assert "12 requests in 34 s, in real time. Steps took 1.03 of what" in text
     assert "200 ms      210 ms    1.05" in text
     assert "50.0 ms     80.0 ms    1.60" in text
     assert text.endswith("More than 10% apart: gap between tokens, p99.")
-    assert "\n".join(comparison(rows[:1], Setup(), 12, 34.0)).endswith("All within 10%.")
+    assert "\n".join(verified(replace(result, rows=rows[:1]), Setup())).endswith("All within 10%.")
 
 
 def test_those_that_were_refused_did_not_meet_their_targets() -> None:

@@ -37,7 +37,9 @@ def sleeping_engine(trials: Bench, slower: float = 1.0) -> Engine:
 
 def test_what_costs_what_is_said_is_measured_as_predicted() -> None:
     workload = arrivals(8, 0.2, prompt=100, output=10)
-    rows = verify(sleeping_engine(bench(workload)), bench(workload), SETUP, workload)
+    result = verify(sleeping_engine(bench(workload)), bench(workload), SETUP, workload)
+    rows = result.rows
+    assert result.pace == pytest.approx(1, abs=0.3)
     assert [row.name for row in rows] == [
         f"{name}, {which}"
         for name in ("time to first token", "gap between tokens")
@@ -51,7 +53,9 @@ def test_what_costs_what_is_said_is_measured_as_predicted() -> None:
 
 def test_a_machine_that_is_slower_than_its_costs_is_found_out() -> None:
     workload = arrivals(4, 0.2, prompt=60, output=10)
-    rows = verify(sleeping_engine(bench(workload), slower=2.0), bench(workload), SETUP, workload)
+    result = verify(sleeping_engine(bench(workload), slower=2.0), bench(workload), SETUP, workload)
+    rows = result.rows
+    assert result.pace > 1.7
     assert not any(row.close for row in rows)
     assert all(row.ratio > 1.5 for row in rows)
 
@@ -89,4 +93,4 @@ def test_a_tenth_is_close_and_more_is_not() -> None:
 
 def test_what_one_side_does_not_have_is_not_compared() -> None:
     nothing = latencies(())
-    assert compare(nothing, nothing) == ()
+    assert compare([nothing], nothing) == ()

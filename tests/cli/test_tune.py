@@ -50,7 +50,7 @@ def cost_file(tmp_path: Path) -> Path:
 def test_a_trace_with_everything_written(tmp_path: Path, cost_file: Path) -> None:
     (tmp_path / "trace.csv").write_text(TRACE)
     given = ["--trace", str(tmp_path / "trace.csv"), "--cost", str(cost_file), "--tpot-target-ms", "100"]
-    given += ["--ttft-target-ms", "2000", "--max-steps", "30000", "--admission", "strict"]
+    given += ["--ttft-target-ms", "2000", "--max-steps", "12000", "--admission", "strict"]
     written = ["--json", str(tmp_path / "o.json"), "--plot", str(tmp_path / "o.html")]
     out = tune("some/model", *given, *written, "--cost-out", str(tmp_path / "costs.json"))
     assert out.exit_code == 0

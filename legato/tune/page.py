@@ -49,15 +49,19 @@ class Axis:
         return inside
 
 
+Measure = Callable[[Trial], float]
+"""Seconds."""
+CHARTS: tuple[tuple[str, str, Measure, Measure], ...] = (
+    ("p99", "longest gap of a reply, p99", lambda trial: trial.stall("p99"), lambda trial: trial.ttft("p99")),
+    ("p50", "longest gap of a reply, p99", lambda trial: trial.stall("p99"), lambda trial: trial.ttft("p50")),
+    ("p99", "gap between tokens, p99", lambda trial: trial.gap("p99"), lambda trial: trial.ttft("p99")),
+)
+"""What of the time to first token, against what; the frontier is that of the first one."""
+
+
 def page(tuning: Tuning, title: str, text: str) -> str:
     """Self-contained HTML; `text` goes above the charts."""
-    charts = "".join(
-        f"<h2>{which}</h2>{_svg(tuning, which, y)}"
-        for which, y in (
-            ("p99 of the time to first token against p99 of the gaps", lambda trial: trial.ttft("p99")),
-            ("p50 of the time to first token against p99 of the gaps", lambda trial: trial.ttft("p50")),
-        )
-    )
+    charts = "".join(_chart(tuning, which, against, x_of, y_of) for which, against, x_of, y_of in CHARTS)
     return document(title, f"{TABLE_STYLE}<pre>{escape(text)}</pre>{charts}{_table(tuning)}")
 
 
@@ -70,46 +74,49 @@ def kind(tuning: Tuning, trial: Trial) -> int:
     return int(trial.setup.tpot_target_ms != tuning.bench.engine.tpot_target_ms)
 
 
-def _svg(tuning: Tuning, title: str, y_of: Callable[[Trial], float]) -> str:
+def _chart(tuning: Tuning, which: str, against: str, x_of: Measure, y_of: Measure) -> str:
     trials = [trial for trial in tuning.found.trials if math.isfinite(trial.ttft("p99"))]
-    targets = tuning.bench.targets
-    x = _axis([*map(_gap, trials), 1000 * (targets.tpot or LEAST_S)], LEFT, WIDTH - RIGHT)
+    target = tuning.bench.targets.tpot or LEAST_S
+    x = _axis([*(_milliseconds(x_of(trial)) for trial in trials), 1000 * target], LEFT, WIDTH - RIGHT)
     y = _axis([_milliseconds(y_of(trial)) for trial in trials], HEIGHT - BOTTOM, TOP)
-    parts = [*_grid(x, y), *_marks(tuning, x, y), *_front(tuning, x, y, y_of)]
-    parts += [_dot(tuning, trial, x.at(_gap(trial)), y.at(_milliseconds(y_of(trial)))) for trial in trials]
+
+    def place(trial: Trial) -> tuple[float, float]:
+        return x.at(_milliseconds(x_of(trial))), y.at(_milliseconds(y_of(trial)))
+
+    title = f"Time to first token, {which}, against the {against}"
+    parts = [*_grid(x, y, f"{against}, ms"), *_marks(tuning, x, y)]
+    if against == CHARTS[0][1]:
+        line = " ".join(f"{at[0]},{at[1]}" for at in map(place, tuning.front))
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{COLOURS[0]}" stroke-opacity="0.5"/>')
+    parts += [_dot(tuning, trial, *place(trial)) for trial in trials]
     for trial, name in _named(tuning):
-        at = x.at(_gap(trial)), y.at(_milliseconds(y_of(trial)))
-        parts.append(f'<circle class="ring" cx="{at[0]}" cy="{at[1]}" r="9" fill="none"/>')
-        side = "end" if at[0] > WIDTH / 2 else "start"
-        away = -13 if side == "end" else 13
-        parts.append(f'<text x="{at[0] + away}" y="{at[1] - 8}" text-anchor="{side}">{name}</text>')
+        across, down = place(trial)
+        parts.append(f'<circle class="ring" cx="{across}" cy="{down}" r="9" fill="none"/>')
+        side, away = ("end", -13) if across > WIDTH / 2 else ("start", 13)
+        parts.append(f'<text x="{across + away}" y="{down - 8}" text-anchor="{side}">{name}</text>')
     for number, name in enumerate(KINDS):
         fill = COLOURS[number]
         parts.append(f'<text x="{LEFT + 330 + 150 * number}" y="{TOP - 12}" fill="{fill}">{name}</text>')
-    body = "".join(parts)
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><title>{escape(title)}</title>{body}</svg>'
+    drawing = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><title>{title}</title>{"".join(parts)}</svg>'
+    return f"<h2>{title}</h2>{drawing}"
 
 
 def _milliseconds(seconds: float) -> float:
     return 1000 * max(seconds, LEAST_S)
 
 
-def _gap(trial: Trial) -> float:
-    return _milliseconds(trial.gap("p99"))
-
-
 def _axis(values: Sequence[float], start: float, end: float) -> Axis:
     return Axis(low=min(values) / ROOM, high=max(values) * ROOM, start=start, end=end)
 
 
-def _grid(x: Axis, y: Axis) -> Iterator[str]:
+def _grid(x: Axis, y: Axis, below: str) -> Iterator[str]:
     for tick in y.ticks():
         yield f'<line class="axis" x1="{x.start}" x2="{x.end}" y1="{y.at(tick)}" y2="{y.at(tick)}"/>'
         yield f'<text x="{x.start - 6}" y="{y.at(tick) + 4}" text-anchor="end">{tick:g}</text>'
     for tick in x.ticks():
         yield f'<line class="axis" x1="{x.at(tick)}" x2="{x.at(tick)}" y1="{y.start}" y2="{y.end}"/>'
         yield f'<text x="{x.at(tick)}" y="{y.start + 16}" text-anchor="middle">{tick:g}</text>'
-    yield f'<text x="{x.end}" y="{y.start + 32}" text-anchor="end">gap between tokens, p99, ms</text>'
+    yield f'<text x="{x.end}" y="{y.start + 32}" text-anchor="end">{below}</text>'
     yield f'<text x="{x.start}" y="{TOP - 12}">time to first token, ms</text>'
 
 
@@ -123,11 +130,6 @@ def _marks(tuning: Tuning, x: Axis, y: Axis) -> Iterator[str]:
         at = y.at(1000 * targets.ttft)
         yield f'<line class="mark" x1="{x.start}" x2="{x.end}" y1="{at}" y2="{at}"/>'
         yield f'<text x="{x.end}" y="{at - 4}" text-anchor="end" fill="#c22">target</text>'
-
-
-def _front(tuning: Tuning, x: Axis, y: Axis, y_of: Callable[[Trial], float]) -> Iterator[str]:
-    line = " ".join(f"{x.at(_gap(trial))},{y.at(_milliseconds(y_of(trial)))}" for trial in tuning.front)
-    yield f'<polyline points="{line}" fill="none" stroke="{COLOURS[0]}" stroke-opacity="0.5"/>'
 
 
 def _named(tuning: Tuning) -> Iterator[tuple[Trial, str]]:
@@ -146,16 +148,25 @@ def _dot(tuning: Tuning, trial: Trial, x: float, y: float) -> str:
 
 
 def _table(tuning: Tuning) -> str:
-    head = ("settings", "good", "first token p50", "p99", "gap p50", "p99", "longest", "tokens/s", "")
+    head = (
+        "settings",
+        "good",
+        "first token p50",
+        "p99",
+        "gap p50",
+        "p99",
+        "longest of a reply p99",
+        "longest",
+    )
     marks = {trial.setup: "frontier" for trial in tuning.front}
     marks |= {trial.setup: name for trial, name in _named(tuning)}
     rows = []
-    for trial in sorted(tuning.found.trials, key=lambda trial: (trial.gap("p99"), trial.ttft("p99"))):
+    for trial in sorted(tuning.found.trials, key=lambda trial: (trial.stall("p99"), trial.ttft("p99"))):
         cells = [escape(trial.setup.in_words()), f"{trial.good:.1%}"]
         cells += [ms(trial.ttft("p50")), ms(trial.ttft("p99"))]
-        cells += [ms(trial.gap("p50")), ms(trial.gap("p99")), ms(trial.gap("max"))]
-        cells += [f"{trial.report.output_rate:,.1f}", marks.get(trial.setup, "")]
+        cells += [ms(trial.gap("p50")), ms(trial.gap("p99")), ms(trial.stall("p99"))]
+        cells += [ms(trial.gap("max")), marks.get(trial.setup, "")]
         front = ' class="front"' if trial.setup in marks else ""
         rows.append(f"<tr{front}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    heads = "".join(f"<th>{name}</th>" for name in head)
+    heads = "".join(f"<th>{name}</th>" for name in (*head, ""))
     return f"<h2>All trials</h2><table><tr>{heads}</tr>{''.join(rows)}</table>"

@@ -43,10 +43,10 @@ class Space:
 
 
 def space_around(engine: EngineSettings, *, longest_prompt: int, max_model_len: int) -> Space:
-    """The target of `engine`; budgets of 64 tokens and its doubles up to the model's longest text, or to four
-    of the workload's longest prompts, which no step ever holds in practice; and no chunking."""
+    """The target of `engine`; budgets of 64 tokens and its doubles up to the model's longest text, or to the
+    workload's longest prompt, which then fits in one step; and no chunking."""
     present = Setup.of(engine)
-    greatest = min(max_model_len, 4 * longest_prompt)
+    greatest = min(max_model_len, longest_prompt)
     budgets = [replace(present, max_batch_tokens=None, prefill_chunk=None)]
     tokens = LEAST_BUDGET
     while True:
@@ -143,7 +143,8 @@ def _policies(around: Setup) -> Iterator[Setup]:
 
 
 def _running(around: Setup) -> Iterator[Setup]:
-    yield from (replace(around, max_running=most) for most in RUNNING)
+    now = around.on(EngineSettings()).running_limit
+    yield from (replace(around, max_running=most) for most in RUNNING if most != now)
 
 
 def _chunks(around: Setup) -> Iterator[Setup]:

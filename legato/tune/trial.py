@@ -35,8 +35,12 @@ class Trial:
         return _of(self.report.latencies.ttft, which, math.inf)
 
     def gap(self, which: str) -> float:
-        """Seconds between two tokens, over all replies; 0 if none has two."""
+        """Seconds between two tokens, over all gaps of all replies; 0 if none has two tokens."""
         return _of(self.report.latencies.itl, which, 0.0)
+
+    def stall(self, which: str) -> float:
+        """Seconds of a reply's longest gap, over replies; 0 if none has two tokens."""
+        return _of(self.report.latencies.stall, which, 0.0)
 
 
 def _of(samples: Distribution | None, which: str, otherwise: float) -> float:

@@ -26,7 +26,8 @@ class Tuning:
     max_steps: int
     found: Found
     front: tuple[Trial, ...]
-    """p99 of the gaps against p99 of the time to first token: what no other trial beats in both."""
+    """p99 over replies of their longest gap, against p99 of the time to first token: what no other trial
+    beats in both. Over all gaps, p99 would praise budgets whose few stalls are long: they are few."""
     knee: Trial | None
     """The trial at the bend of the front."""
     no_chunking: Trial
@@ -87,7 +88,7 @@ def tune(bench: Bench, *, max_steps: int, progress: Callable[[str], None] = lamb
             f"none of the {len(served)} requests that were simulated can be served: the longest prompt has "
             f"{longest} tokens, and at most {max_model_len} of prompt and reply fit"
         )
-    points = [(trial.gap("p99"), trial.ttft("p99")) for trial in found.trials]
+    points = [(trial.stall("p99"), trial.ttft("p99")) for trial in found.trials]
     front = pareto(points)
     bend = knee([points[i] for i in front])
     whole = [trial for trial in found.trials if trial.setup.prefill_chunk == 0]

@@ -22,7 +22,7 @@ def recommendation(tuning: Tuning) -> Iterator[str]:
         yield f"  {numbers(present)}"
     if best is not whole:
         yield "Without chunking:"
-        yield f"  {numbers(whole)}, the longest {1000 * whole.gap('max'):,.0f} ms"
+        yield f"  {numbers(whole)}"
     for text in misses(best, bench.targets):
         yield f"Nothing that was tried does better, and {text}."
     unreachable = best.report.limits.get("unreachable", 0)
@@ -42,11 +42,9 @@ def recommendation(tuning: Tuning) -> Iterator[str]:
 
 def _knee(knee: Trial | None) -> str:
     if knee is None:
-        return (
-            "The frontier of gaps and first tokens has no knee: nothing is below the line between its ends."
-        )
+        return "The frontier of stalls and first tokens has no knee: nothing is below the line of its ends."
     return (
-        f"Knee of the frontier: {knee.setup.in_words()} (gaps p99 {ms(knee.gap('p99'))}, "
+        f"Knee of the frontier: {knee.setup.in_words()} (longest gap of a reply p99 {ms(knee.stall('p99'))}, "
         f"first token p99 {ms(knee.ttft('p99'))})."
     )
 
@@ -56,7 +54,7 @@ def numbers(trial: Trial) -> str:
     ttft, gap = trial.ttft, trial.gap
     return (
         f"{trial.good:.1%} of requests within their targets; first token p50 {ms(ttft('p50'))}, "
-        f"p99 {ms(ttft('p99'))}; gaps p50 {ms(gap('p50'))}, p99 {ms(gap('p99'))}"
+        f"p99 {ms(ttft('p99'))}; gaps p50 {ms(gap('p50'))}, p99 {ms(gap('p99'))}, longest {ms(gap('max'))}"
     )
 
 
@@ -69,6 +67,10 @@ def _capacity(capacity: Capacity | None, running_limit: int) -> Iterator[str]:
         yield "Capacity: the workload has no rate, all of it comes at once."
         return
     targets = capacity.targets
+    if not capacity.rate and capacity.beyond is not None:
+        what = misses(capacity.beyond, targets)[0]
+        yield f"Capacity: none. Even at {capacity.beyond_rate:.2g} requests/s {what}."
+        return
     wanted = [
         f"{name} within {ms(target)}"
         for name, target in (("first token", targets.ttft), ("gaps", targets.tpot))

@@ -40,9 +40,9 @@ def test_words_say_what_to_do_and_what_it_gives(tuning: Tuning) -> None:
 
 
 def test_the_front_is_of_the_trials_and_holds_the_knee(tuning: Tuning) -> None:
-    points = {(one.gap("p99"), one.ttft("p99")) for one in tuning.found.trials}
+    points = {(one.stall("p99"), one.ttft("p99")) for one in tuning.found.trials}
     for one in tuning.front:
-        assert not any(x <= one.gap("p99") and y < one.ttft("p99") for x, y in points)
+        assert not any(x <= one.stall("p99") and y < one.ttft("p99") for x, y in points)
     assert tuning.knee is None or tuning.knee in tuning.front
     assert tuning.no_chunking.setup.prefill_chunk == 0
 
@@ -64,7 +64,7 @@ def test_the_page_shows_every_trial_and_needs_nothing_else(tuning: Tuning) -> No
     assert "prefers-color-scheme: dark" in html
     root = as_xml(html)
     drawings = list(root.iter("svg"))
-    assert len(drawings) == 2
+    assert len(drawings) == 3
     for drawing in drawings:
         hints = [dot.findtext("title") for dot in drawing.iter("circle") if dot.find("title") is not None]
         assert len(hints) == len(tuning.found.trials)
@@ -72,7 +72,7 @@ def test_the_page_shows_every_trial_and_needs_nothing_else(tuning: Tuning) -> No
         names = [text.text for text in drawing.iter("text")]
         joined = ", ".join(str(name) for name in names)
         assert "recommended" in joined
-        assert {"no chunking", "gap between tokens, p99, ms", "time to first token, ms"} <= {*names}
+        assert {"no chunking", "time to first token, ms"} <= {*names}
         for mark in drawing.iter():
             for key, limit in (("cx", 960), ("cy", 420), ("x1", 960), ("y1", 420)):
                 assert 0 <= float(mark.get(key, 0)) <= limit
@@ -108,6 +108,11 @@ def test_a_target_that_cannot_be_kept_is_said() -> None:
     text = "\n".join(recommendation(tune(trials, max_steps=20_000)))
     assert "Nothing that was tried does better, and p99 of the gap between tokens is" in text
     assert "% of the steps the decodes alone take longer than the target" in text
+
+
+def test_a_load_without_any_capacity_is_told_so() -> None:
+    text = "\n".join(recommendation(tune(bench(STEADY, ttft=0.05), max_steps=20_000)))
+    assert "Capacity: none. Even at 0.04 requests/s p99 of the time to first token is" in text
 
 
 def test_who_does_best_with_the_settings_as_they_are_is_told_so(tuning: Tuning) -> None:

@@ -21,7 +21,7 @@ SPACE = space_around(EngineSettings(tpot_target_ms=100.0), longest_prompt=400, m
 def test_all_ways_to_bound_a_step_are_tried() -> None:
     assert SPACE.present == Setup(tpot_target_ms=100.0)
     fixed = [s.max_batch_tokens for s in SPACE.budgets if not s.tpot_target_ms and s.prefill_chunk is None]
-    assert fixed == [64, 128, 256, 512, 1024, 2048]
+    assert fixed == [64, 128, 256, 512]
     [whole] = [s for s in SPACE.budgets if s.prefill_chunk == 0]
     assert whole.max_batch_tokens == 4096 + 64
     assert [s.tpot_target_ms for s in SPACE.drawn] == [50, 70, 140, 200]

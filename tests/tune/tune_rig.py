@@ -64,6 +64,7 @@ def trial(setup: Setup, *, good: float, ttft: float, gap: float, num_steps: int 
             latencies=Latencies(
                 ttft=distribution([ttft]),
                 itl=distribution([gap]),
+                stall=distribution([gap]),
                 tpot=None,
                 e2e=None,
                 queue_time=None,

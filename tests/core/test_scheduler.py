@@ -70,11 +70,26 @@ def test_the_largest_accepted_request_fills_the_pool_and_finishes() -> None:
         ((1,), {"presence_penalty": float("inf")}, "finite"),
         ((1,), {"max_tokens": 0}, "at least 1, not 0"),
         ((1,), {"max_tokens": -3}, "at least 0, not -3"),
+        ((1,), {"max_tokens": 2.5}, "max_tokens must be an integer, not 2.5"),
+        ((1,), {"max_tokens": "10"}, "max_tokens must be an integer, not '10'"),
+        ((1,), {"max_tokens": True}, "max_tokens must be an integer, not True"),
+        ((1,), {"max_tokens": None}, "max_tokens must be an integer, not None"),
+        ((1,), {"max_tokens": 10**12}, "asks for 1000000000000 more"),
+        ((1,), {"min_tokens": 0.5}, "min_tokens must be an integer"),
+        ((1,), {"top_k": 1.5}, "top_k must be an integer"),
+        ((1,), {"seed": "7"}, "seed must be an integer"),
+        ((1,), {"seed": True}, "seed must be an integer"),
+        ((1,), {"logprobs": 1.5}, "logprobs must be an integer"),
+        ((1,), {"prompt_logprobs": "1"}, "prompt_logprobs must be an integer"),
+        ((1,), {"temperature": "hot"}, "temperature must be a number, not 'hot'"),
+        ((1,), {"top_p": None}, "top_p must be a number"),
+        ((1,), {"presence_penalty": False}, "presence_penalty must be a number"),
     ],
 )
 def test_an_impossible_request_is_refused(
     prompt: tuple[int, ...], params: dict[str, Any], message: str
 ) -> None:
+    """B-06, B-23 for who uses the engine without HTTP: nothing of it shows only in a step."""
     rig = build_rig()
     with pytest.raises(RequestError, match=message):
         rig.add("A", prompt, **params)

@@ -193,12 +193,14 @@ def test_every_prompt_of_a_full_batch_progresses() -> None:
     rig.assert_idle()
 
 
-def test_a_small_chunk_of_any_size_is_never_rounded_up() -> None:
+@pytest.mark.parametrize(("block_size", "chunk"), [(4, 3), (16, 1), (64, 17), (64, 63), (64, 65), (64, 100)])
+def test_a_small_chunk_of_any_size_is_never_rounded_up(block_size: int, chunk: int) -> None:
     """E-15: the chunk may be smaller than a block, or no multiple of it."""
-    rig = build_rig(budget=8, block_size=4, policy=Chunked(3))
-    rig.add("A", 10, max_tokens=1)
+    rig = build_rig(budget=128, block_size=block_size, policy=Chunked(chunk))
+    request = rig.add("A", 3 * chunk + 1, max_tokens=1)
     rig.run()
-    assert [s.num_tokens for s in rig.schedules] == [3, 3, 3, 1]
+    assert [s.num_tokens for s in rig.schedules] == [chunk] * 3 + [1]
+    assert rig.tokens("A") == expected_reply(request.prompt, 1)
 
 
 class Greedy:

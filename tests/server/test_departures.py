@@ -20,6 +20,7 @@ from server_rig import (
     ask,
     build_service,
     in_process,
+    plain_runner,
     slow,
     wait_until,
 )
@@ -158,7 +159,7 @@ def test_c_06_a_thousand_requests_leave_no_state() -> None:
     ]
 
     async def run() -> None:
-        service = build_service()
+        service = build_service(plain_runner())  # a scripted one remembers all plans
         async with in_process(service) as client:
             sizes = []
             for number in range(1000):

@@ -253,6 +253,14 @@ def test_ignore_eos_goes_on_to_the_length() -> None:
     assert answer["usage"]["completion_tokens"] == 7
 
 
+def test_h_10_as_many_tokens_come_as_were_asked_for_however_long_the_prompt_is() -> None:
+    """The server's half: `min_tokens` counts the reply alone, and the model would have ended after two."""
+    body = {"prompt": "x" * 100, "min_tokens": 384, "max_tokens": 384, "ignore_eos": True}
+    answer = complete(ScriptedRunner(spelled("ok")), **body)
+    assert answer["usage"] == usage_of(101, 384)
+    assert stream(ScriptedRunner(spelled("ok")), **body)[-1]["usage"] == usage_of(101, 384)
+
+
 @pytest.mark.parametrize("ignore_eos", [False, True])
 def test_a_stop_token_of_the_clients_ends_the_reply_and_shows_no_text(ignore_eos: bool) -> None:
     choice = complete(stop_token_ids=[ord("c")], ignore_eos=ignore_eos)["choices"][0]

@@ -27,6 +27,7 @@ from server_rig import (
     spelled,
 )
 
+from legato.server.guards import ApiKeys
 from legato.text.fake import FakeTokenizer
 
 USER: Any = [{"role": "user", "content": "hi"}]
@@ -144,6 +145,29 @@ def test_b_18_errors_carry_message_and_field(
     assert caught.value.param == next(iter(body))
     assert caught.value.body["message"] in caught.value.message  # type: ignore[index]
     assert caught.value.request_id.startswith("req-")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "error"),
+    [
+        ("/models", "key", openai.APIStatusError),
+        ("/embeddings", "key", openai.NotFoundError),
+        ("/completions", "wrong", openai.AuthenticationError),
+    ],
+    ids=["405", "404", "401"],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_b_18_errors_before_any_route_look_the_same(
+    start_server: StartServer, path: str, key: str, error: type[openai.APIStatusError], streamed: bool
+) -> None:
+    server = start_server(keys=ApiKeys(["key"]))
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as client,
+        pytest.raises(error) as caught,
+    ):
+        client.post(path, cast_to=object, body={"prompt": "hi", "stream": streamed})
+    assert set(caught.value.body) == {"message", "type", "param", "code"}  # type: ignore[arg-type]
+    assert caught.value.body["message"] in caught.value.message  # type: ignore[index]
 
 
 def test_a_13_an_error_in_a_running_stream_is_raised(start_server: StartServer, connect: Connect) -> None:

@@ -161,8 +161,8 @@ MUTANTS = (
     Mutant(
         "a stop token counts before min_tokens",
         "legato/core/stopping.py",
-        "num_generated > params.min_tokens or",
-        "True or",
+        "may_stop = num_generated > params.min_tokens or",
+        "may_stop = True or",
         SCHEDULER + "no_stop_token_counts_before_min_tokens",
     ),
     Mutant(
@@ -1007,6 +1007,49 @@ MUTANTS = (
         "logits[len(added) :] = -torch.inf",
         "pass",
         MASKED + "a_mask_may_be_shorter_or_longer_than_the_logits",
+    ),
+    # Of what must stay the trouble of one.
+    Mutant(
+        "a row whose logits are no numbers has a token",
+        "legato/runner/sampler.py",
+        "if not math.isfinite(peak)",
+        "if peak == 7.0",
+        "tests/runner/test_runner.py::test_a_request_whose_numbers_break_breaks_alone",
+    ),
+    Mutant(
+        "the draws of the others move up in place of a broken row's",
+        "legato/runner/sampler.py",
+        "logits, peaks = logits[sound], peaks[sound]",
+        "logits, peaks = logits[: len(sound)], peaks[: len(sound)]",
+        "tests/runner/test_sampler.py::test_logits_that_allow_no_choice_are_a_fault_of_their_row_alone",
+    ),
+    Mutant(
+        "an observer that fails is told on and on",
+        "legato/engine/engine.py",
+        "self._observers.remove(observer)",
+        "pass",
+        "tests/engine/test_engine_step.py::test_an_observer_that_fails_is_told_nothing_more_and_requests_are_served",
+    ),
+    Mutant(
+        "a body of millions of values is parsed",
+        "legato/server/body.py",
+        '(b"[", b"{", b":")',
+        '(b"[", b"{")',
+        GUARDS + "j_05_a_body_of_very_many_values_is_refused_unparsed",
+    ),
+    Mutant(
+        "an idle connection is closed as uvicorn pleases",
+        "legato/server/run.py",
+        "timeout_keep_alive=keep_alive,  # type: ignore[arg-type]",
+        "",
+        "tests/server/test_server_life.py::test_c_15_how_long_an_idle_connection_stays_open_is_a_setting",
+    ),
+    Mutant(
+        "half a token may be asked for",
+        "legato/core/request.py",
+        "self._check_types()",
+        "",
+        SCHEDULER + "an_impossible_request_is_refused",
     ),
 )
 

@@ -266,8 +266,8 @@ class Scheduler:
             if token is None:
                 continue
             if token.fault is not None:
-                self._end(sequence, Move.FAIL, FinishReason.CONSTRAINT)
-                events.append(FinishEvent(request_id, FinishReason.CONSTRAINT, token.fault))
+                self._end(sequence, Move.FAIL, token.fault.reason)
+                events.append(FinishEvent(request_id, *token.fault))
                 continue
             if not sequence.request.params.max_tokens:  # its prompt was scored, the draw is dropped
                 self._end(sequence, Move.FINISH, FinishReason.LENGTH)

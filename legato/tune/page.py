@@ -20,7 +20,7 @@ LEAST_S = 1e-4
 """What is less is drawn here: an axis of logarithms has no 0."""
 TABLE_STYLE = (
     "<style>table { border-collapse: collapse; font-size: 13px; } td, th { padding: 2px 10px; } "
-    "td + td { text-align: right; } .front td { font-weight: 600; }</style>"
+    "td + td { text-align: right; white-space: nowrap; } .front td { font-weight: 600; }</style>"
 )
 
 

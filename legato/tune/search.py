@@ -1,7 +1,8 @@
 """Looks for the best setup: a coarse grid first, then one setting at a time around the best so far.
 
 Best is who keeps its targets for the most requests; of those within `AS_GOOD` of it, who has the least p99 of
-the time to first token; of equals, who was tried first. Deterministic: the same trials in the same order.
+the time to first token; of equals, who was tried first. The settings as they are stay if the best is hardly
+better: nobody should turn a knob for nothing. Deterministic: the same trials in the same order.
 Knows a trial only by these two numbers.
 """
 
@@ -15,6 +16,8 @@ from legato.tune.trial import Trial
 
 AS_GOOD = 0.01
 """A share of good requests that is less than the best by no more is as good."""
+NEAR = 0.1
+"""A time to first token that is longer by no more of it is as short: by less, two runs differ by chance."""
 POLICIES: tuple[Policy, ...] = ("fair", "fcfs", "shortest")
 RUNNING = (8, 16, 32, 64, 128, 256)
 CHUNKS = (64, 128, 256, 512, 1024)
@@ -75,6 +78,12 @@ def best_of(trials: Sequence[Trial]) -> Trial:
     return min((trial for trial in trials if trial.good >= enough), key=lambda trial: trial.ttft("p99"))
 
 
+def worth_changing(present: Trial, best: Trial) -> bool:
+    """Whether the best is so much better than the settings as they are that it is worth it."""
+    is_as_good = present.good >= best.good - AS_GOOD
+    return not is_as_good or present.ttft("p99") > (1 + NEAR) * best.ttft("p99")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """What a search found."""
@@ -82,6 +91,7 @@ class Found:
     trials: tuple[Trial, ...]
     """In the order in which they ran; the first has the settings as they are."""
     best: Trial
+    """The first one, unless another is worth changing to."""
     complete: bool
     """Whether it came to its end before the steps did."""
     num_steps: int
@@ -125,7 +135,9 @@ def search(
             complete = complete and try_all(values(best().setup))
         if best().setup == before or not complete:
             break
-    return Found(trials=tuple(trials.values()), best=best(), complete=complete, num_steps=num_steps)
+    present = trials[space.present]
+    chosen = best() if worth_changing(present, best()) else present
+    return Found(trials=tuple(trials.values()), best=chosen, complete=complete, num_steps=num_steps)
 
 
 def _coarse(space: Space) -> Iterator[Setup]:

@@ -96,17 +96,19 @@ def test_leaving_a_stream_aborts_it_and_the_others_go_on() -> None:
 
 
 def test_no_chunk_follows_an_abort_during_a_long_prefill() -> None:
-    """C-02: at most the step in flight."""
+    """C-02: at most the step in flight, and the next one is that of who waited."""
 
     async def scenario() -> None:
         gate, watcher = Gate(), Watcher()
-        engine = make_engine(budget=8, before=gate, observers=(watcher,))
+        engine = make_engine(budget=8, max_running=1, before=gate, observers=(watcher,))
         async with running(engine) as served:
-            with served.submit(list(range(100)), params()):
+            with served.submit(list(range(100)), params()) as left:
                 await asyncio.to_thread(gate.wait)
+                waits = served.submit([5], params(1))
             gate.open(1000)
-            await asyncio.sleep(0.05)
-        assert len(watcher.records) == 1
+            assert len(await read(waits)) == 1
+        steps = [[run.request_id for run in record.schedule.runs] for record in watcher.records]
+        assert steps == [[left.request.id], [waits.request.id]]
         assert_idle(engine)
 
     asyncio.run(scenario())

@@ -173,16 +173,25 @@ def test_j_05_a_chunked_body_without_an_end_is_refused_as_soon_as_it_is_too_larg
 
 
 def test_j_05_large_bodies_hold_up_nobody_and_no_memory(start_server: StartServer) -> None:
-    """Bodies of 30 MB, of which 5 come at once, and one of a million messages."""
+    """Six bodies of 30 MB at once: long texts, a million messages, millions of short prompts, nothing but
+    depth. As many messages as are read take a second or two, beside the others."""
     server = start_server()
-    million = json.dumps({"messages": [{"role": "user", "content": ""}] * 400_000}).encode()
-    bodies = [b'{"prompt": "' + b"x" * 30_000_000 + b'"}'] * 3 + [b"[" * 30_000_000, million]
+    message = b'{"role": "user", "content": ""}, '
+    bodies = [
+        *[("/v1/completions", b'{"prompt": "' + b"x" * 30_000_000 + b'"}')] * 3,
+        ("/v1/completions", b"[" * 30_000_000),
+        ("/v1/completions", b'{"prompt": [' + b"[1], " * 6_000_000 + b"[1]]}"),
+        *(
+            ("/v1/chat/completions", b'{"messages": [' + message * num + message[:-2] + b"]}")
+            for num in (900_000, 40_000)
+        ),
+    ]
     statuses: list[int] = []
 
-    def send(body: bytes) -> None:
-        statuses.append(httpx.post(f"{server.url}/v1/completions", content=body, timeout=60).status_code)
+    def send(path: str, body: bytes) -> None:
+        statuses.append(httpx.post(server.url + path, content=body, timeout=60).status_code)
 
-    threads = [threading.Thread(target=send, args=(body,)) for body in bodies]
+    threads = [threading.Thread(target=send, args=both) for both in bodies]
     for thread in threads:
         thread.start()
     worst = 0.0
@@ -194,6 +203,22 @@ def test_j_05_large_bodies_hold_up_nobody_and_no_memory(start_server: StartServe
     assert statuses == [400] * len(bodies)
     assert worst < 3
     server.wait_idle()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        b"[%s[]]" % (b"[]," * 2**18),
+        b"[%s{}]" % (b"{}," * 2**18),
+        b"{%s}" % b",".join([b'"%d": 1' % number for number in range(2**18)]),
+        b'"%s"' % (b"[{:" * 2**17),
+    ],
+    ids=["lists", "objects", "fields", "all three in a text"],
+)
+def test_j_05_a_body_of_very_many_values_is_refused_unparsed(values: bytes) -> None:
+    answer = ask("/v1/completions", content=b'{"prompt": "hi", "zebra": ' + values + b"}")
+    assert answer.status_code == 400
+    assert str(2**18) in answer.json()["error"]["message"]
 
 
 def test_a_body_of_exactly_the_limit_is_read() -> None:

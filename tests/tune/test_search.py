@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tune_rig import arrivals, bench, trial
 
 from legato.config import EngineSettings
-from legato.tune.search import AS_GOOD, Space, best_of, search, space_around
+from legato.tune.search import AS_GOOD, Space, best_of, search, space_around, worth_changing
 from legato.tune.setup import Setup
 from legato.tune.trial import Trial
 from legato.workload.arrival import Arrival, alone
@@ -73,6 +73,20 @@ def test_one_setting_after_the_other_leads_to_the_best() -> None:
     assert found.num_steps == 100 * len(found.trials)
 
 
+@pytest.mark.parametrize(
+    ("good", "ttft", "changes"),
+    [(1.0, 1.0, False), (1.0, 0.92, False), (1.0, 0.9, True), (0.985, 0.5, True), (0.8, 0.5, False)],
+)
+def test_the_settings_stay_unless_others_are_clearly_better(good: float, ttft: float, changes: bool) -> None:
+    def like(setup: Setup) -> Trial:
+        is_other = setup.policy == "fcfs"
+        return trial(setup, good=good if is_other else 0.99, ttft=ttft if is_other else 1.0, gap=0.1)
+
+    found = search(like, SPACE, max_steps=10**9)
+    assert found.best.setup.policy == ("fcfs" if changes else "fair")
+    assert (found.best.setup == SPACE.present) is not changes
+
+
 def test_other_targets_are_drawn_and_never_chosen() -> None:
     def tempting(setup: Setup) -> Trial:
         return trial(setup, good=1.0, ttft=1 / (setup.tpot_target_ms or 1), gap=0.1)
@@ -119,6 +133,7 @@ def test_the_choice_is_never_worse_than_the_settings_as_they_are(
     present, best = found.trials[0], found.best
     assert best.good >= present.good - AS_GOOD
     assert best.good > present.good or best.ttft("p99") <= present.ttft("p99")
+    assert best is present or worth_changing(present, best)
     assert trials.run(best.setup) == best
 
 

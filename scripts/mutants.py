@@ -83,15 +83,15 @@ MUTANTS = (
     Mutant(
         "sampling a middle chunk",
         "legato/core/plan.py",
-        "if chunk.last:",
-        "if chunk:",
+        "        if last:\n            sample",
+        "        if True:\n            sample",
         CONTRACT + "plan_samples_only_sequence_ends",
     ),
     Mutant(
         "a decode placed at position n",
         "legato/core/plan.py",
-        "tokens, chunk.start, tuple",
-        "tokens, chunk.start + (len(tokens) == 1), tuple",
+        "tokens, start, tuple",
+        "tokens, start + (len(tokens) == 1), tuple",
         CONTRACT + "plan_samples_only_sequence_ends",
     ),
     Mutant(
@@ -104,7 +104,7 @@ MUTANTS = (
     Mutant(
         "chunk-relative positions",
         "legato/core/plan.py",
-        "tokens, chunk.start, tuple",
+        "tokens, start, tuple",
         "tokens, 0, tuple",
         CONTRACT + "plan_samples_only_sequence_ends",
     ),
@@ -480,7 +480,7 @@ MUTANTS = (
     Mutant(
         "what runs is not expected to grow",
         "legato/core/admission.py",
-        "growth = sum(self._end_blocks(s) - len(s.blocks) for s in running)",
+        "growth = sum([self._end_blocks(s) - len(s.blocks) for s in running])",
         "growth = 0",
         ADMISSION + "strict_admission_looks_at_the_most_that_may_be_asked_for",
     ),
@@ -889,8 +889,8 @@ MUTANTS = (
     Mutant(
         "a cached prefix is computed over",
         "legato/core/plan.py",
-        "tokens = tuple(sequence.tokens[chunk.start : chunk.end])",
-        "tokens = tuple(sequence.tokens[: chunk.length])",
+        "tokens = tuple(sequence.tokens[start:end])",
+        "tokens = tuple(sequence.tokens[:length])",
         EXACT + "cold_warm_half_evicted_and_with_another_tail",
     ),
     # Of the compiled products.

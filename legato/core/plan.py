@@ -161,12 +161,12 @@ def plan(scheduler: "Scheduler", schedule: "Schedule") -> StepPlan:
     seqs: list[ForwardSeq] = []
     sample: list[SampleRow] = []
     score: list[ScoreRows] = []
-    for chunk in schedule.runs:
-        sequence = scheduler.running[chunk.request_id]
-        if chunk.last:
-            sample.append(sequence.sample_row(len(seqs)))
-        if sequence.num_unscored and (rows := sequence.score_rows(len(seqs), chunk.start, chunk.end)).targets:
+    for number, (request_id, start, length, last) in enumerate(schedule.runs):
+        sequence, end = scheduler.running[request_id], start + length
+        if last:
+            sample.append(sequence.sample_row(number))
+        if sequence.num_unscored and (rows := sequence.score_rows(number, start, end)).targets:
             score.append(rows)
-        tokens = tuple(sequence.tokens[chunk.start : chunk.end])
-        seqs.append(ForwardSeq(chunk.request_id, tokens, chunk.start, tuple(sequence.blocks)))
+        tokens = tuple(sequence.tokens[start:end])
+        seqs.append(ForwardSeq(request_id, tokens, start, tuple(sequence.blocks)))
     return StepPlan(ForwardBatch(tuple(seqs)), tuple(sample), tuple(score))

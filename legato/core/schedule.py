@@ -97,7 +97,15 @@ class Schedule:
     @cached_property
     def shape(self) -> StepShape:
         """What its time depends on."""
-        return shape_of([run[1:] for run in self.runs])
+        shape, num = shape_of([chunk[1:] for chunk in self.chunks]), len(self.decodes)
+        context = sum([run.start for run in self.decodes]) + num
+        return StepShape(
+            shape.num_decodes + num,
+            shape.num_prefill,
+            shape.decode_context + context,
+            shape.prefill_pairs,
+            shape.samples or num > 0,
+        )
 
     @cached_property
     def predicted(self) -> float | None:

@@ -63,9 +63,9 @@ def _parse(raw: bytes) -> object:
 
 def _request_error(details: ErrorDetails) -> RequestError:
     """Only the path and our or pydantic's words: never what the client wrote."""
-    path = [*details["loc"], *([details["ctx"]["field"]] if details["type"] == "not_supported" else [])]
-    param = _dotted(path)
-    if details["type"] == "extra_forbidden":
+    field = details.get("ctx", {}).get("field")
+    param = _dotted([*details["loc"], *([] if field is None else [field])])
+    if details["type"] == "unknown":
         return RequestError(f"unknown field {param}", param=param)
     problem = details["msg"].replace("Input should be", "must be")
     return RequestError(f"{param or 'the body'}: {problem[:1].lower()}{problem[1:]}", param=param or None)

@@ -20,10 +20,9 @@ from legato.text.tool_calls import Function, ToolFormat, calls_source, in_plain_
 NO_ARGUMENTS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def check_tools(body: ChatBody, service: Service) -> None:
+def check_tools(body: ChatBody) -> None:
     """All about tools that can be refused before anything is compiled."""
     names = [tool.function.name for tool in body.tools]
-    service.limits.check(len(names), service.limits.tools, "tools")
     for i, name in enumerate(names):
         if name in names[:i]:
             param = f"tools[{i}].function.name"

@@ -96,7 +96,7 @@ def _check(body: ChatBody, service: Service) -> None:
     service.limits.check(body.top_logprobs or 0, service.limits.logprobs, "top_logprobs")
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs: only with logprobs", param="top_logprobs")
-    check_tools(body, service)
+    check_tools(body)
 
 
 async def _prepare(service: Service, body: ChatBody, arrival: float) -> tuple[Generation, Wording]:

@@ -21,9 +21,6 @@ def check_body(body: GenerationBody, service: Service) -> None:
     """Everything about a body that can be refused before its prompt is known."""
     limits = service.limits
     limits.check(body.n, limits.n, "n")
-    limits.check(len(body.logit_bias), limits.logit_bias, "logit_bias")
-    limits.check(len(body.stop_token_ids), limits.stop_token_ids, "stop_token_ids")
-    limits.check(len(body.bad_words), limits.bad_words, "bad_words")
     limits.check(body.prompt_logprobs or 0, limits.logprobs, "prompt_logprobs")
     if body.best_of not in (None, body.n):
         raise RequestError("best_of: other than n is not supported", param="best_of")

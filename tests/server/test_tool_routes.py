@@ -252,7 +252,7 @@ def tool(name: str, **function: object) -> dict[str, object]:
 
 CALLED = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "a"}}]}
 REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
-    "200 tools": ("tools", {"tools": [tool(f"f{i}") for i in range(200)]}, "200 asked for, at most 128"),
+    "200 tools": ("tools", {"tools": [tool(f"f{i}") for i in range(200)]}, "at most 128 items"),
     "one name twice": ("tools[2].function.name", {"tools": [tool("a"), tool("b"), tool("a")]}, "a is there"),
     "no function": ("tools[0].function", {"tools": [{"type": "function"}]}, "required"),
     "another type": ("tools[0].type", {"tools": [{"type": "web_search"}]}, "function"),

@@ -97,7 +97,7 @@ async def answer(
 async def _whole(service: Service, head: Json, name: str, prepare: Prepare) -> Response:
     generation, wording = await prepare()
     log_prompts(service, name, generation)
-    with started(service.engine, generation, name) as running:
+    async with started(service.engine, generation, name) as running:
         made: list[list[Delta]] = [[] for _ in running.streams]
         async with aclosing(running.read()) as items:
             async for item in items:
@@ -138,7 +138,7 @@ async def _events(
     def chunks_of(index: int, part: Part) -> list[bytes]:
         return [chunk_of(content) for content in wording.chunks(index, part, first=index not in opened)]
 
-    with started(service.engine, generation, name) as running:
+    async with started(service.engine, generation, name) as running:
         silence = Silence(service.keep_alive, running.wake)
         async with aclosing(running.read()) as items:
             with silence.watched():

@@ -31,10 +31,17 @@ async def read_json(request: Request) -> object:
     return await in_thread_if(len(raw) > LONG, partial(_parse, raw))
 
 
-async def read_body(request: Request, kind: type[B]) -> B:
-    """The body as a `kind`. Raises `RequestError` that names the first field at fault."""
+async def read_body(request: Request, kind: type[B], check: Callable[[B], None]) -> B:
+    """The body as a `kind` that `check` has nothing against. Raises `RequestError` that names the first field
+    at fault."""
     raw = await request.body()
-    return await in_thread_if(len(raw) > LONG, lambda: as_body(_parse(raw), kind))
+
+    def read() -> B:
+        body = as_body(_parse(raw), kind)
+        check(body)
+        return body
+
+    return await in_thread_if(len(raw) > LONG, read)
 
 
 def as_body(data: object, kind: type[B]) -> B:

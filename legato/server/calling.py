@@ -14,6 +14,7 @@ from legato.server.service import Service
 from legato.server.structured import asked_form, compiled, content_schema, naming
 from legato.server.tools import Named, Tool
 from legato.text.grammar import Grammar, json_source
+from legato.text.grammar_trial import Source
 from legato.text.tool_call_parser import Call, Content, Piece, ToolCallParser
 from legato.text.tool_calls import Function, ToolFormat, calls_source, in_plain_words
 
@@ -75,15 +76,20 @@ async def calling(body: ChatBody, service: Service) -> Calling | None:
     if not offered(body) or use is None:
         return None
     named = choice.name if isinstance(choice, Named) else None
-    functions = await asyncio.to_thread(_functions, body.tools, named, service)
     marker_id = service.tokenizer.special_id(use.format.marker)
-    source = calls_source(
-        use.format,
-        [*functions.values()],
-        content=content_schema(body.response_format, service.grammars) if choice == "auto" else None,
-        parallel=body.parallel_tool_calls and named is None,
-        marker_id=marker_id,
-    )
+
+    def described() -> tuple[dict[str, Function], Source]:
+        functions = _functions(body.tools, named, service)
+        source = calls_source(
+            use.format,
+            [*functions.values()],
+            content=content_schema(body.response_format, service.grammars) if choice == "auto" else None,
+            parallel=body.parallel_tool_calls and named is None,
+            marker_id=marker_id,
+        )
+        return functions, source
+
+    functions, source = await asyncio.to_thread(described)
     try:
         form = await compiled("tools", source, service.grammars)
     except RequestError:

@@ -1,8 +1,10 @@
 """One client's connection: uvicorn's, with limits that it does not have.
 
-A request's head may be only so long, a connection that never asks anything is closed like one that asks
-nothing more, and a client that takes nothing of what is sent to it is dropped. None of it costs anything for
-each token that is sent.
+A request's head may be only so long, and head and body have to come in a given time; a connection that never
+asks anything is closed like one that asks nothing more, and a client that takes nothing of what is sent to it
+is dropped. None of it costs anything for each token that is sent.
+
+Who offers another protocol (Java's client does, with every request) is answered in this one.
 """
 
 import asyncio
@@ -11,6 +13,7 @@ import socket
 import struct
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from legato.errors import RequestError
@@ -18,14 +21,19 @@ from legato.server.failures import error_body
 
 MAX_HEAD_BYTES = 65_536
 """Request line and headers, or what follows a body."""
+RECEIVE_S = 120.0
+"""From a request's first byte to its last."""
 
 
 class Connection(HttpToolsProtocol):
-    """Made by uvicorn, which gives all arguments but the first: seconds."""
+    """Made by uvicorn, which gives all arguments but the first two: seconds."""
 
-    def __init__(self, send_timeout: float, *args: Any, **others: Any) -> None:
+    def __init__(self, send_timeout: float, receive_timeout: float, *args: Any, **others: Any) -> None:
         super().__init__(*args, **others)
         self._send_timeout = send_timeout
+        self._receive_timeout = receive_timeout
+        self._receiving: asyncio.TimerHandle | None = None
+        """While a request is not complete."""
         self._head_bytes = 0
         """That came since the last byte of a body."""
         self._stalled: asyncio.TimerHandle | None = None
@@ -37,8 +45,14 @@ class Connection(HttpToolsProtocol):
         )
 
     def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
         self._head_bytes += len(data)
-        super().data_received(data)
+        if self._receiving is None:
+            self._receiving = self.loop.call_later(self._receive_timeout, self._drop_if_idle)
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self._refuse("400 Bad Request", "this is not HTTP")
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refuse(
                 "431 Request Header Fields Too Large",
@@ -49,15 +63,49 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         super().on_body(body)
 
+    def on_headers_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._head_bytes = 0
+        self._received()
         super().on_message_complete()
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse("400 Bad Request", msg)
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # The parser takes what follows the head for another protocol: it is told the head without that.
+            method = self.parser.get_method()
+            if method == b"CONNECT":
+                raise httptools.HttpParserError("not for us") from None
+            lines = [b"%s %s HTTP/1.1" % (method, self.url)]
+            lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.feed_data(b"\r\n".join([*lines, b"", data[upgrade.args[0] :]]))
+
+    def _received(self) -> None:
+        if self._receiving is not None:
+            self._receiving.cancel()
+            self._receiving = None
+
+    def _drop_if_idle(self) -> None:
+        """The time for a request to come is over. One that is being answered meanwhile is not disturbed."""
+        self._receiving = None
+        answering = self.cycle is not None and not (self.cycle.response_complete or self.cycle.more_body)
+        if answering:
+            self._receiving = self.loop.call_later(self._receive_timeout, self._drop_if_idle)
+        else:
+            self._refuse("408 Request Timeout", f"the request did not come within {self._receive_timeout:g} s")
 
     def _refuse(self, status: str, message: str) -> None:
-        """Answer what never became a request, and close the connection."""
+        """Answer what never became a request, and close the connection. An answer under way is cut off."""
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.abort()
+            return
         body = json.dumps(error_body(RequestError(message)))
         head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
         self.transport.write(f"{head}\r\nconnection: close\r\n\r\n{body}".encode())
@@ -74,6 +122,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
+        self._received()
         super().connection_lost(exc)
 
     def _watch(self, num_unsent: int) -> None:

@@ -17,7 +17,7 @@ import uvicorn
 
 from legato.errors import ConfigError
 from legato.server.app import create_app
-from legato.server.connection import Connection
+from legato.server.connection import RECEIVE_S, Connection
 from legato.server.service import Service
 
 logger = logging.getLogger(__name__)
@@ -54,12 +54,14 @@ async def serve(
     shutdown_timeout: float = 30.0,
     keep_alive: float = KEEP_ALIVE_S,
     send_timeout: float = SEND_S,
+    receive_timeout: float = RECEIVE_S,
 ) -> None:
     """Serve on `listener` (see `bind`) until SIGTERM, SIGINT or `shutdown`; then return.
 
     `on_ready` gets one line with the address once requests are answered. Running replies get
     `shutdown_timeout` seconds to finish; idle connections stay open for `keep_alive` seconds; a client that
-    takes nothing sent to it for `send_timeout` seconds is dropped. Raises `ConfigError` if someone else
+    takes nothing sent to it for `send_timeout` seconds, or takes more than `receive_timeout` seconds to send a
+    request, is dropped. Raises `ConfigError` if someone else
     listens there by now.
     """
     with naming(*listener.getsockname()[:2]):
@@ -69,7 +71,7 @@ async def serve(
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     config = uvicorn.Config(
         create_app(service),
-        http=partial(Connection, send_timeout),  # type: ignore[arg-type]
+        http=partial(Connection, send_timeout, receive_timeout),  # type: ignore[arg-type]
         log_config=None,
         access_log=False,
         lifespan="off",

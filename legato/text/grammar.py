@@ -10,11 +10,11 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from threading import Lock
+from threading import BoundedSemaphore, Lock
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from legato.errors import ConstraintError, RequestError
+from legato.errors import ConstraintError, QueueFullError, RequestError
 from legato.text.grammar_trial import Source, Trial, WorkLimits, reason
 from legato.text.tokenizer import Tokenizer
 
@@ -32,6 +32,8 @@ class GrammarLimits:
     """Objects and lists in each other in a schema."""
     compile_s: float = 5.0
     compile_memory_bytes: int = 1 << 30
+    waiting: int = 16
+    """Grammars that wait to be compiled, the one that is being compiled included."""
     cached: int = 32
     """Grammars that are kept compiled."""
     work: WorkLimits = field(default_factory=WorkLimits)
@@ -54,24 +56,38 @@ class Grammars:
         )
         self._compiled: OrderedDict[Source, Grammar] = OrderedDict()
         self._lock = Lock()
+        self._places = BoundedSemaphore(self.limits.waiting)
 
     def compile(self, source: Source) -> "Future[Grammar]":
         """The grammar of `source`, at once if it is a known one. From any thread.
 
-        It fails with `RequestError`: the reason, or the limit and what is asked for.
+        It fails with `RequestError`: the reason, or the limit and what is asked for. Raises `QueueFullError`
+        if too many wait.
         """
+        known = self._known(source)
+        if known is not None:
+            done: Future[Grammar] = Future()
+            done.set_result(known)
+            return done
+        if not self._places.acquire(blocking=False):
+            most = self.limits.waiting
+            raise QueueFullError(f"{most} grammars wait to be compiled, at most {most} may", retry_after_s=1)
+        future = self._thread.submit(self._compile, source)
+        future.add_done_callback(lambda _: self._places.release())
+        return future
+
+    def _known(self, source: Source) -> "Grammar | None":
         with self._lock:
             known = self._compiled.get(source)
-            if known is None:
-                return self._thread.submit(self._compile, source)
-            self._compiled.move_to_end(source)
-        done: Future[Grammar] = Future()
-        done.set_result(known)
-        return done
+            if known is not None:
+                self._compiled.move_to_end(source)
+        return known
 
     def _compile(self, source: Source) -> "Grammar":
         if self._tokens is None:
             raise RequestError("not possible with a model that has no end-of-text token")
+        if (known := self._known(source)) is not None:  # by now: others asked for the same
+            return known
         size, most = len(source.text.encode()), self.limits.source_bytes
         if size > most:
             raise RequestError(f"has {size} bytes, at most {most} possible")

@@ -266,6 +266,9 @@ class ServerSettings(Section):
         gt=0,
         description="Seconds after which a client that takes nothing sent to it is dropped.",
     )
+    receive_timeout: float = Field(
+        default=120.0, gt=0, description="Seconds that a request may take to come, from first byte to last."
+    )
     timeout_keep_alive: float = Field(
         default=75.0, gt=0, description="Seconds that an idle connection stays open."
     )

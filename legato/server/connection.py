@@ -21,8 +21,6 @@ from legato.server.failures import error_body
 
 MAX_HEAD_BYTES = 65_536
 """Request line and headers, or what follows a body."""
-RECEIVE_S = 120.0
-"""From a request's first byte to its last."""
 
 
 class Connection(HttpToolsProtocol):
@@ -48,11 +46,11 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._head_bytes += len(data)
         if self._receiving is None:
-            self._receiving = self.loop.call_later(self._receive_timeout, self._drop_if_idle)
+            self._receiving = self.loop.call_later(self._receive_timeout, self._too_slow)
         try:
             self._feed(data)
         except httptools.HttpParserError:
-            self._refuse("400 Bad Request", "this is not HTTP")
+            self._refuse("400 Bad Request", "this is not HTTP/1.1")
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refuse(
                 "431 Request Header Fields Too Large",
@@ -75,31 +73,41 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def _feed(self, data: bytes) -> None:
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            # The parser takes what follows the head for another protocol: it is told the head without that.
-            method = self.parser.get_method()
-            if method == b"CONNECT":
-                raise httptools.HttpParserError("not for us") from None
-            lines = [b"%s %s HTTP/1.1" % (method, self.url)]
-            lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.feed_data(b"\r\n".join([*lines, b"", data[upgrade.args[0] :]]))
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._without_upgrade() + data[upgrade.args[0] :]
+
+    def _without_upgrade(self) -> bytes:
+        """The head of a request without its offer of another protocol, for a parser that knows nothing of it:
+        the old one would take a body for the other protocol."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        if method == b"CONNECT":
+            raise httptools.HttpParserError("an offer that cannot be left out")
+        lines = [b"%s %s HTTP/%s" % (method, self.url, version)]
+        lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        return b"\r\n".join([*lines, b"", b""])
 
     def _received(self) -> None:
         if self._receiving is not None:
             self._receiving.cancel()
             self._receiving = None
 
-    def _drop_if_idle(self) -> None:
-        """The time for a request to come is over. One that is being answered meanwhile is not disturbed."""
+    def _too_slow(self) -> None:
         self._receiving = None
-        answering = self.cycle is not None and not (self.cycle.response_complete or self.cycle.more_body)
-        if answering:
-            self._receiving = self.loop.call_later(self._receive_timeout, self._drop_if_idle)
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete and not cycle.more_body:
+            # Another request is being answered, which this one waits for.
+            self._receiving = self.loop.call_later(self._receive_timeout, self._too_slow)
+        elif cycle is not None and cycle.response_complete and cycle.more_body:
+            self.transport.close()  # the rest of a body that was refused
         else:
-            self._refuse("408 Request Timeout", f"the request did not come within {self._receive_timeout:g} s")
+            limit = f"{self._receive_timeout:g} s"
+            self._refuse("408 Request Timeout", f"the request took more than {limit} to come")
 
     def _refuse(self, status: str, message: str) -> None:
         """Answer what never became a request, and close the connection. An answer under way is cut off."""

@@ -28,7 +28,7 @@ class Limits:
     """Prompts times `n`."""
     logprobs: int = 20
     """Most likely tokens listed for each token (as OpenAI)."""
-    body_bytes: int = 32 * 2**20
+    body_bytes: int = 8 * 2**20
     """The body of one HTTP request."""
 
     def check(self, value: int, limit: int, name: str) -> None:

@@ -7,17 +7,21 @@ import socket
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from server_rig import StartServer, ask, build_service, in_process
+from server_rig import StartServer, ask, build_service, in_process, plain_runner
 
-from legato.errors import ConfigError
+from legato.errors import ConfigError, RequestError
 from legato.server.app import create_app
+from legato.server.body import as_body
 from legato.server.guards import OPEN_PATHS, ApiKeys
+from legato.server.protocol import ChatBody
 from legato.server.service import Limits
 
 KEY, OTHER = "sk-Legato-1", "sk-Legato-2"
@@ -174,7 +178,7 @@ def test_j_05_a_chunked_body_without_an_end_is_refused_as_soon_as_it_is_too_larg
 
 def test_j_05_large_bodies_hold_up_nobody_and_no_memory(start_server: StartServer) -> None:
     """Bodies of 30 MB, of which 5 come at once, and one of a million messages."""
-    server = start_server()
+    server = start_server(limits=Limits(body_bytes=2**25))
     million = json.dumps({"messages": [{"role": "user", "content": ""}] * 400_000}).encode()
     bodies = [b'{"prompt": "' + b"x" * 30_000_000 + b'"}'] * 3 + [b"[" * 30_000_000, million]
     statuses: list[int] = []
@@ -194,6 +198,52 @@ def test_j_05_large_bodies_hold_up_nobody_and_no_memory(start_server: StartServe
     assert statuses == [400] * len(bodies)
     assert worst < 3
     server.wait_idle()
+
+
+FAULTS = {
+    "messages": {"messages": [1] * 500_000},
+    "parts": {"messages": [{"role": "user", "content": [1] * 500_000}]},
+    "calls": {"messages": [{"role": "assistant", "tool_calls": [1] * 500_000}]},
+    "unknown fields": {f"field {i}": 1 for i in range(300_000)},
+    "stops": {"messages": [], "stop": [1] * 500_000},
+    "ids": {"messages": [], "stop_token_ids": [1] * 500_000},
+    "allowed": {"messages": [], "allowed_token_ids": [1] * 500_000},
+    "biases": {"messages": [], "logit_bias": {str(i): "x" for i in range(300_000)}},
+    "labels": {"messages": [], "metadata": {str(i): 1 for i in range(300_000)}},
+    "tools": {"messages": [], "tools": [1] * 500_000},
+    "choices": {"messages": [], "guided_choice": [1] * 500_000},
+    "numbers of a schema": {"messages": [], "guided_json": {"enum": [float("nan")] * 500_000}},
+    "numbers for a template": {"messages": [], "chat_template_kwargs": {"x": [float("inf")] * 500_000}},
+}
+
+
+@pytest.mark.parametrize("body", FAULTS.values(), ids=FAULTS.keys())
+def test_j_05_half_a_million_faults_cost_no_more_than_one(body: dict[str, Any]) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError):
+            as_body(body, ChatBody)
+        assert tracemalloc.get_traced_memory()[1] < 40_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_j_05_many_prompts_with_many_ids_stop_the_loop_for_no_longer_than_one(
+    start_server: StartServer,
+) -> None:
+    """The parameters of all prompts are the same, and a thousand replies are not submitted in one go."""
+    server = start_server(plain_runner())
+    ids = {str(id): 1 for id in range(258)}
+    body = {"prompt": ["hi"] * 1024, "max_tokens": 1, "allowed_token_ids": [*range(258)] * 3, "logit_bias": ids}
+    worst = 0.0
+    with httpx.Client(base_url=server.url) as client, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(httpx.post, f"{server.url}/v1/completions", json=body, timeout=60)
+        while not answer.done():
+            began = time.monotonic()
+            assert client.get("/health", timeout=10).status_code == 200
+            worst = max(worst, time.monotonic() - began)
+    assert len(answer.result().json()["choices"]) == 1024
+    assert worst < 0.5
 
 
 def test_a_body_of_exactly_the_limit_is_read() -> None:

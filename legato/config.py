@@ -244,7 +244,7 @@ class ServerSettings(Section):
     )
     max_body_size: Bytes = Field(
         default=8 * 2**20,
-        description="Largest body of a request (else 413). While a body is read as JSON nothing else runs: some "
+        description="Largest body of a request (else 413). While JSON is read nothing else runs: some "
         "30 ms for each MiB.",
     )
     max_n: int = Field(default=128, ge=1, description="Most replies to one prompt: the field n.")

@@ -151,7 +151,7 @@ class CallsInReply:
         return {**message, "content": content or None, "tool_calls": calls}
 
     def finish_reason(self, part: Part) -> str | None:
-        """Of a reply that its part ends. One that a stop string cuts in the middle of a call has none to run."""
+        """Of a reply that its part ends. One cut by a stop string in the middle of a call has none to run."""
         called = self._num_calls > 0 and part.finish_reason == "stop" and not self._parser.in_call
         return "tool_calls" if called else part.finish_reason
 

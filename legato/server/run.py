@@ -133,7 +133,7 @@ async def _watch(service: Service) -> None:
     while service.engine.failure is None:
         trouble = service.engine.trouble
         if trouble is not None and not stuck:
-            logger.error("%s", trouble)
+            logger.error("%s\n%s", trouble, service.engine.place)
         elif trouble is None and stuck:
             logger.warning("the engine goes on")
         stuck = trouble is not None

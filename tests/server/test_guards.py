@@ -234,7 +234,12 @@ def test_j_05_many_prompts_with_many_ids_stop_the_loop_for_no_longer_than_one(
     """The parameters of all prompts are the same, and a thousand replies are not submitted in one go."""
     server = start_server(plain_runner())
     ids = {str(id): 1 for id in range(258)}
-    body = {"prompt": ["hi"] * 1024, "max_tokens": 1, "allowed_token_ids": [*range(258)] * 3, "logit_bias": ids}
+    body = {
+        "prompt": ["hi"] * 1024,
+        "max_tokens": 1,
+        "allowed_token_ids": [*range(258)] * 3,
+        "logit_bias": ids,
+    }
     worst = 0.0
     with httpx.Client(base_url=server.url) as client, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(httpx.post, f"{server.url}/v1/completions", json=body, timeout=60)

@@ -125,7 +125,9 @@ class TestCalls:
         assert "tool_calls" not in choice["message"]
 
     @pytest.mark.parametrize(("stop", "reason"), [('"age"', "stop"), ("}", "stop"), ("<no>", "tool_calls")])
-    def test_a_stop_string_in_arguments_leaves_no_call_to_run(self, form: str, stop: str, reason: str) -> None:
+    def test_a_stop_string_in_arguments_leaves_no_call_to_run(
+        self, form: str, stop: str, reason: str
+    ) -> None:
         text = written(form, ("greet", ANN))
         for stream in (False, True):
             service = tool_service(ScriptedRunner(spelled(text)), form)

@@ -134,12 +134,16 @@ async def started(engine: AsyncEngine, generation: Generation, name: str) -> Asy
         yield replies
 
 
+def out_of_time() -> DeadlineError:
+    return DeadlineError("the request's timeout passed before its reply was complete")
+
+
 def _check(finish: Finish) -> None:
     if finish.reason is FinishReason.ERROR:
         raise StepError(finish.message)
     if finish.reason is FinishReason.CONSTRAINT:
         raise ConstraintError(finish.message)
     if finish.reason is FinishReason.TIMEOUT:
-        raise DeadlineError("the request's timeout passed before its reply was complete")
+        raise out_of_time()
     if finish.reason is FinishReason.ABORT:  # nobody here asked for it, so the engine is stopping
         raise UnavailableError("the server shut down before the reply was complete")

@@ -237,6 +237,18 @@ class TestLimits:
                 future.result()
         assert takes(compiled(grammars, choice_source(["a"])), "a")
 
+    def test_of_endless_grammars_none_waits_for_long(self) -> None:
+        limits = GrammarLimits(compile_s=0.3, wait_s=0.5)
+        grammars = Grammars(FakeTokenizer(), 258, limits=limits)
+        compiled(grammars, choice_source(["a"]))  # starts the process
+        began = time.monotonic()
+        waiting = [grammars.compile(grammar_source(f"{ENDLESS}\n// {i}")) for i in range(20)]
+        errors = [future.exception() for future in waiting]
+        assert time.monotonic() - began < 5, "20 x 0.3 s"
+        assert isinstance(errors[0], RequestError)
+        assert isinstance(errors[-1], QueueFullError)
+        assert takes(compiled(grammars, choice_source(["b"])), "b")
+
     def test_what_many_ask_for_at_once_is_compiled_once(self) -> None:
         grammars = Grammars(FakeTokenizer(), 258)
         asked = [grammars.compile(choice_source(["a"])) for _ in range(5)]

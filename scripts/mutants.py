@@ -41,6 +41,8 @@ CONNECTIONS = "tests/server/test_connections.py::test_"
 TERMS = "tests/server/test_terms.py::test_"
 ADMISSION = "tests/core/test_admission.py::test_"
 SIM = "tests/sim/test_simulator.py::test_"
+TUNE = "tests/tune/test_"
+CALIBRATION = "tests/engine/test_calibration.py::test_"
 FAKE = "tests/engine/test_fake_runner.py::test_"
 COST = "tests/core/test_cost.py::test_"
 BUDGET = "tests/core/test_budget.py::test_"
@@ -601,6 +603,62 @@ MUTANTS = (
         "if not settled or self._seen[kind] % EVERY == 0:",
         "if self._seen[kind] <= FAMILIAR:",
         COST + "new_samples_take_the_place_of_old_ones_of_their_kind",
+    ),
+    Mutant(
+        "a front with points that are beaten",
+        "legato/tune/frontier.py",
+        "points[i][1] < points[front[-1]][1]",
+        "points[i][1] <= points[front[-1]][1]",
+        TUNE + "frontier.py::test_the_front_is_what_nothing_beats",
+    ),
+    Mutant(
+        "a knee on plain axes",
+        "legato/tune/frontier.py",
+        "(math.log(x), math.log(y)) for x, y in points",
+        "(x, y) for x, y in points",
+        TUNE + "frontier.py::test_the_knee_is_the_farthest_below_the_chord_in_any_units",
+    ),
+    Mutant(
+        "the fastest setup is the best, whatever it misses",
+        "legato/tune/search.py",
+        "if trial.good >= enough)",
+        "if trial.good >= enough - 1)",
+        TUNE + "search.py::test_the_best_is_the_fastest_of_those_that_are_as_good",
+    ),
+    Mutant(
+        "another target than the one that was asked for may be chosen",
+        "legato/tune/search.py",
+        "if setup not in space.drawn]",
+        "]",
+        TUNE + "search.py::test_other_targets_are_drawn_and_never_chosen",
+    ),
+    Mutant(
+        "a search without end",
+        "legato/tune/search.py",
+        "if trials and num_steps >= max_steps:",
+        "if trials and num_steps < 0:",
+        TUNE + "search.py::test_a_search_ends_when_its_steps_are_used_up",
+    ),
+    Mutant(
+        "a capacity that was never met",
+        "legato/tune/capacity.py",
+        "(middle, high) if meets(middle) else (low, middle)",
+        "(middle, high) if not meets(middle) else (low, middle)",
+        TUNE + "capacity.py::test_the_limit_is_found_to_within_its_tolerance_and_grows_with_what_is_allowed",
+    ),
+    Mutant(
+        "a calibration times the model alone",
+        "legato/engine/calibration.py",
+        "seconds = clock() - started + own",
+        "seconds = clock() - started",
+        CALIBRATION + "what_the_engine_takes_between_two_steps_is_part_of_a_step",
+    ),
+    Mutant(
+        "a calibration believes a step that was held up",
+        "legato/engine/calibration.py",
+        "if s[1] <= DISTURBED * model.cost.seconds(s[0])",
+        "if s[1] > 0",
+        CALIBRATION + "steps_that_were_held_up_are_left_out",
     ),
     Mutant(
         "a simulation that delivers arrivals one step late",

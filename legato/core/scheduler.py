@@ -141,6 +141,17 @@ class Scheduler:
         """The blocks of a waiting sequence that are computed already."""
         return self.blocks.find(self.shareable(sequence))
 
+    def num_ahead(self, sequence: Sequence) -> int:
+        """Prompt tokens to compute until a prompt's first token: its own, and those that go first.
+
+        What will be found in the cache, and waits for blocks, are not foreseen.
+        """
+        key = self.order.key(sequence)
+        started = [s for s in self.running.values() if s.remaining > 1 and self.order.key(s) < key]
+        waiting = self.waiting.before(key)
+        own = sequence.remaining if sequence.id in self.running else sequence.size
+        return own + sum(s.remaining for s in started) + sum(s.size for s in waiting)
+
     def explain(self, schedule: Schedule) -> dict[RequestId, Reason]:
         """Why each sequence that a schedule leaves out is left out. Call it before the commit."""
         reasons = dict(schedule.left_out)

@@ -96,7 +96,7 @@ class Engine:
                 logger.exception("step %d of %d tokens failed", schedule.step, schedule.num_tokens)
             else:
                 interrupt = caught  # Ctrl-C, an exit: the caller's business, once all is told
-        self._untold += (*self._progress.report(scheduler), *events)
+        self._untold += (*self._progress.report(scheduler, schedule, ended), *events)
         record = StepRecord(
             schedule=schedule,
             events=events,

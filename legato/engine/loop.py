@@ -139,11 +139,11 @@ class EngineLoop:
         return ()
 
     def _publish(self, events: tuple[Event, ...]) -> None:
-        self._living -= {event.request_id for event in events if _is_last(event)}
+        self._living -= {event.request_id for event in events if is_last(event)}
         if events:
             self._deliver(events)
 
 
-def _is_last(event: Event) -> bool:
+def is_last(event: Event) -> bool:
     """Whether no other event of its request follows."""
     return isinstance(event, FinishEvent) or (isinstance(event, TokenEvent) and event.finish is not None)

@@ -179,10 +179,12 @@ async def _events(
 
 def _progress(index: int, event: ProgressEvent) -> Json:
     """How far the prompt of reply `index` is."""
+    predicted = event.predicted_ttft
     return {
         "index": index,
         "prefilled_tokens": event.num_computed,
         "prompt_tokens": event.num_prompt,
         "cached_tokens": event.num_cached,
         "queue_place": event.queue_place,
+        **({} if predicted is None else {"predicted_ttft_ms": round(1000 * predicted, 1)}),
     }

@@ -161,8 +161,8 @@ MUTANTS = (
     Mutant(
         "a stop token counts before min_tokens",
         "legato/core/stopping.py",
-        "num_generated > params.min_tokens and",
-        "",
+        "may_stop = num_generated > params.min_tokens or",
+        "may_stop = True or",
         SCHEDULER + "no_stop_token_counts_before_min_tokens",
     ),
     Mutant(
@@ -320,8 +320,8 @@ MUTANTS = (
     Mutant(
         "no share is kept for prompts that end",
         "legato/core/draft.py",
-        "kept = int(most * self._scheduler.order.ending_share)",
-        "kept = 0",
+        "part = self._scheduler.order.ending_share if prompts else 0.0",
+        "part = 0.0",
         ORDER + "a_share_of_each_step_is_kept_for_prompts_that_end_in_it",
     ),
     Mutant(
@@ -388,9 +388,44 @@ MUTANTS = (
     Mutant(
         "the share for prompts that end leaves the first one crumbs",
         "legato/core/draft.py",
-        "kept = min(kept, most - self._scheduler.config.min_chunk)",
-        "kept = min(kept, self._budget)",
+        "kept = self._allowance.share(part, first, self._scheduler.config.min_chunk)",
+        "kept = self._allowance.share(part, first, 0)",
         ORDER + "the_first_in_the_order_gets_on_though_short_prompts_leave_only_crumbs",
+    ),
+    Mutant(
+        "the chunk that the share leaves is priced as one at the start of a text",
+        "legato/core/budget.py",
+        "seconds = self.seconds - self.cost.chunk_seconds(start, length) * (1 + ROUNDING)",
+        "seconds = self.seconds - self.cost.chunk_seconds(0, length) * (1 + ROUNDING)",
+        STARVATION + "short_prompts_leave_a_long_one_its_chunk_however_far_it_is",
+    ),
+    Mutant(
+        "the share is taken in tokens alone",
+        "legato/core/budget.py",
+        "return replace(self, tokens=tokens, seconds=min(self.seconds * part, seconds), floor=0)",
+        "return replace(self, tokens=tokens, floor=0)",
+        BUDGET + "a_share_leaves_what_it_was_told_to_leave",
+    ),
+    Mutant(
+        "no time left is time enough for what costs nothing",
+        "legato/core/cost.py",
+        "if seconds <= 0:\n            return 0.0",
+        "seconds = max(seconds, 0.0)",
+        COST + "no_chunk_fits_where_no_time_is_left",
+    ),
+    Mutant(
+        "an id is free as soon as its client has left",
+        "legato/engine/async_engine.py",
+        "self._leaving.add(request_id)",
+        "pass",
+        "tests/engine/test_async_engine.py::test_an_id_is_in_use_until_the_engine_has_ended_what_had_it",
+    ),
+    Mutant(
+        "the first step counts against the time to calibrate",
+        "legato/engine/calibration.py",
+        "end = clock() + max_seconds\n    for number in",
+        "end = max_seconds\n    for number in",
+        "tests/engine/test_target.py::test_a_first_step_that_sets_much_up_leaves_time_to_calibrate",
     ),
     Mutant(
         "a share is kept for prompts that end where all do",
@@ -969,9 +1004,52 @@ MUTANTS = (
     Mutant(
         "a mask shorter than the logits that allows all beyond it",
         "legato/runner/adjust.py",
-        "logits[8 * len(mask) :] = -torch.inf",
+        "logits[len(added) :] = -torch.inf",
         "pass",
         MASKED + "a_mask_may_be_shorter_or_longer_than_the_logits",
+    ),
+    # Of what must stay the trouble of one.
+    Mutant(
+        "a row whose logits are no numbers has a token",
+        "legato/runner/sampler.py",
+        "if not math.isfinite(peak)",
+        "if peak == 7.0",
+        "tests/runner/test_runner.py::test_a_request_whose_numbers_break_breaks_alone",
+    ),
+    Mutant(
+        "the draws of the others move up in place of a broken row's",
+        "legato/runner/sampler.py",
+        "logits, peaks = logits[sound], peaks[sound]",
+        "logits, peaks = logits[: len(sound)], peaks[: len(sound)]",
+        "tests/runner/test_sampler.py::test_logits_that_allow_no_choice_are_a_fault_of_their_row_alone",
+    ),
+    Mutant(
+        "an observer that fails is told on and on",
+        "legato/engine/engine.py",
+        "self._observers.remove(observer)",
+        "pass",
+        "tests/engine/test_engine_step.py::test_an_observer_that_fails_is_told_nothing_more_and_requests_are_served",
+    ),
+    Mutant(
+        "a body of millions of values is parsed",
+        "legato/server/body.py",
+        '(b"[", b"{", b":")',
+        '(b"[", b"{")',
+        GUARDS + "j_05_a_body_of_very_many_values_is_refused_unparsed",
+    ),
+    Mutant(
+        "an idle connection is closed as uvicorn pleases",
+        "legato/server/run.py",
+        "timeout_keep_alive=keep_alive,  # type: ignore[arg-type]",
+        "",
+        "tests/server/test_server_life.py::test_c_15_how_long_an_idle_connection_stays_open_is_a_setting",
+    ),
+    Mutant(
+        "half a token may be asked for",
+        "legato/core/request.py",
+        "self._check_types()",
+        "",
+        SCHEDULER + "an_impossible_request_is_refused",
     ),
 )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from legato.core.cost import StepShape, shape_of
 from legato.core.request import Matcher, RequestId, SamplingParams
+from legato.core.stopping import FinishReason
 
 if TYPE_CHECKING:
     from legato.core.schedule import Schedule
@@ -115,6 +116,14 @@ class StepPlan:
         return shape_of((seq.start, len(seq.tokens), i in sampled) for i, seq in enumerate(seqs))
 
 
+class Fault(NamedTuple):
+    """Why no token could be drawn: the request ends, and no other of its step."""
+
+    reason: FinishReason
+    """CONSTRAINT: the form that it asked for cannot go on. ERROR: the logits allow no choice."""
+    message: str
+
+
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """One token, drawn or of a prompt. Log-probabilities are natural and of the model's own distribution,
@@ -127,8 +136,8 @@ class Sampled:
     """The `params.logprobs` most likely ids with their log-probabilities, best first."""
     rank: int | None = None
     """1 + the number of ids that were more likely; only of a prompt's token."""
-    fault: str | None = None
-    """Why the request's constraint let no token be drawn; `token` means nothing then."""
+    fault: Fault | None = None
+    """`token` means nothing then."""
 
 
 @dataclass(frozen=True, slots=True)

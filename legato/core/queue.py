@@ -29,10 +29,6 @@ class Queue(Mapping[RequestId, Sequence]):
         """How many are before it. Raises KeyError if it does not wait."""
         return bisect_left(self._sorted, (self._order.key(self._by_id[request_id]),))
 
-    def before(self, key: Key) -> list[Sequence]:
-        """Those that come before a key."""
-        return [sequence for _, sequence in self._sorted[: bisect_left(self._sorted, (key,))]]
-
     def head(self, num: int) -> list[tuple[Key, Sequence]]:
         """The first `num` with their keys, or all if there are fewer."""
         return self._sorted[:num]

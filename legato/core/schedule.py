@@ -20,7 +20,8 @@ class Reason(Enum):
     POLICY = "policy"
     """The prefill policy leaves it out of this step, as `WholePrompt` does when the rest is too long."""
     MIN_CHUNK = "min_chunk"
-    """What is left of the step is too little for a chunk that does not end its prompt."""
+    """What is left of the step is too little for a chunk that does not end its prompt, or, so far into a
+    text, for any."""
     BLOCKS = "blocks"
     """Too few blocks are free for its expected need, or it is behind one that may not be overtaken."""
     PARTIAL = "partial"

@@ -15,6 +15,7 @@ and `draft`, when a reply ends to `stopping`. Time is an argument.
 
 import heapq
 from dataclasses import dataclass
+from itertools import accumulate
 
 from legato.core import law
 from legato.core.admission import MAX_PREEMPTIONS
@@ -141,16 +142,15 @@ class Scheduler:
         """The blocks of a waiting sequence that are computed already."""
         return self.blocks.find(self.shareable(sequence))
 
-    def num_ahead(self, sequence: Sequence) -> int:
-        """Prompt tokens to compute until a prompt's first token: its own, and those that go first.
+    def tokens_ahead(self) -> dict[RequestId, int]:
+        """Of each prompt, the tokens to compute until its first token: its own, and those that go first.
 
         What will be found in the cache, and waits for blocks, are not foreseen.
         """
-        key = self.order.key(sequence)
-        started = [s for s in self.running.values() if s.remaining > 1 and self.order.key(s) < key]
-        waiting = self.waiting.before(key)
-        own = sequence.remaining if sequence.id in self.running else sequence.size
-        return own + sum(s.remaining for s in started) + sum(s.size for s in waiting)
+        prompts = [(self.order.key(s), s, s.remaining) for s in self.running.values() if not s.num_generated]
+        prompts += [(key, s, s.size) for key, s in self.waiting.head(len(self.waiting))]
+        prompts.sort()
+        return dict(zip([s.id for _, s, _ in prompts], accumulate(num for _, _, num in prompts), strict=True))
 
     def explain(self, schedule: Schedule) -> dict[RequestId, Reason]:
         """Why each sequence that a schedule leaves out is left out. Call it before the commit."""
@@ -266,8 +266,8 @@ class Scheduler:
             if token is None:
                 continue
             if token.fault is not None:
-                self._end(sequence, Move.FAIL, FinishReason.CONSTRAINT)
-                events.append(FinishEvent(request_id, FinishReason.CONSTRAINT, token.fault))
+                self._end(sequence, Move.FAIL, token.fault.reason)
+                events.append(FinishEvent(request_id, *token.fault))
                 continue
             if not sequence.request.params.max_tokens:  # its prompt was scored, the draw is dropped
                 self._end(sequence, Move.FINISH, FinishReason.LENGTH)

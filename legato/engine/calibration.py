@@ -44,8 +44,8 @@ def calibrate(
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[tuple[StepShape, float], ...]:
-    """Run and time steps, for about `max_seconds` at most; each shape with the seconds that it took. Those
-    that were held up are left out.
+    """Run and time steps, for about `max_seconds` at most; each shape with the seconds that it took, one
+    at least. Those that were held up are left out.
 
     A step is what there is from the tokens before it to its own: to the model's part, timed for each shape,
     comes what the engine itself takes between two of them, timed once.
@@ -55,9 +55,9 @@ def calibrate(
     plans = list(_plans(runner, config))
     model = CostModel()
     samples: list[tuple[StepShape, float]] = []
-    end = clock() + max_seconds
-    runner.run(plans[0])  # whatever the first step sets up is not the price of a step
+    runner.run(plans[0])  # whatever the first step sets up is not the price of a step, however long it takes
     own = engine_seconds(runner, config, clock=clock, max_seconds=OWN_SHARE * max_seconds)
+    end = clock() + max_seconds
     for number in range(1, ROUNDS + 1):
         progress(f"measuring what steps cost, round {number} of {ROUNDS}")
         for plan in plans:
@@ -69,7 +69,7 @@ def calibrate(
             seconds = clock() - started + own
             model.note(shape, seconds)
             samples.append((shape, seconds))
-    return tuple(s for s in samples if s[1] <= DISTURBED * model.cost.seconds(s[0]))
+    return tuple(s for s in samples if s[1] <= DISTURBED * model.cost.seconds(s[0])) or tuple(samples)
 
 
 def engine_seconds(

@@ -26,15 +26,28 @@ class ProgressReports:
         if request.wants_progress:
             self._last[request.id] = None
 
+    def forget(self, request_id: RequestId) -> None:
+        """It was aborted, and perhaps no step will come to notice."""
+        self._last.pop(request_id, None)
+
     def report(self, scheduler: Scheduler, schedule: Schedule, now: float) -> tuple[ProgressEvent, ...]:
         """What is new after a step that ended `now`. A prompt that got its first token is told to be computed
         in full; one that ended is forgotten."""
         if schedule.chunks:
             self._steps.append((schedule.num_prefill_tokens, now - schedule.now))
+        if not self._last:
+            return ()
         events: list[ProgressEvent] = []
+        ahead = scheduler.tokens_ahead()
+        places = {request_id: place for place, request_id in enumerate(scheduler.waiting)}
+        pace = self._seconds_a_token()
         for request_id, last in tuple(self._last.items()):
             sequence = scheduler.running.get(request_id) or scheduler.waiting.get(request_id)
-            event = None if sequence is None else self._progress(sequence, scheduler, now)
+            event = None
+            if sequence is not None:
+                arrival = sequence.request.arrival
+                ttft = None if pace is None else now - arrival + ahead.get(request_id, 0) * pace
+                event = _progress(sequence, places.get(request_id), ttft)
             if event is not None and not (last and _is_same(event, last)):
                 events.append(event)
             self._last[request_id] = event
@@ -42,21 +55,22 @@ class ProgressReports:
                 del self._last[request_id]
         return tuple(events)
 
-    def _progress(self, sequence: Sequence, scheduler: Scheduler, now: float) -> ProgressEvent:
-        request = sequence.request
-        predicted = None
-        if self._steps:
-            num_tokens, seconds = map(sum, zip(*self._steps, strict=True))
-            left = 0 if sequence.num_generated else scheduler.num_ahead(sequence)
-            predicted = now - request.arrival + left * seconds / num_tokens
-        return ProgressEvent(
-            sequence.id,
-            num_computed=min(sequence.num_computed, len(request.prompt)),
-            num_prompt=len(request.prompt),
-            num_cached=sequence.num_cached,
-            queue_place=scheduler.waiting.place(sequence.id) if sequence.id in scheduler.waiting else None,
-            predicted_ttft=predicted,
-        )
+    def _seconds_a_token(self) -> float | None:
+        """Over the last steps; None before the first that worked on a prompt."""
+        num_tokens, seconds = sum(num for num, _ in self._steps), sum(seconds for _, seconds in self._steps)
+        return seconds / num_tokens if num_tokens else None
+
+
+def _progress(sequence: Sequence, place: int | None, ttft: float | None) -> ProgressEvent:
+    num_prompt = len(sequence.request.prompt)
+    return ProgressEvent(
+        sequence.id,
+        num_computed=min(sequence.num_computed, num_prompt),
+        num_prompt=num_prompt,
+        num_cached=sequence.num_cached,
+        queue_place=place,
+        predicted_ttft=ttft,
+    )
 
 
 def _is_same(event: ProgressEvent, last: ProgressEvent) -> bool:

@@ -16,6 +16,11 @@ from legato.server.strict import Body
 LONG = 4_000
 """Characters or bytes from which work is too long for the event loop: some 100 microseconds."""
 
+MAX_STRUCTURE = 2**18
+"""Most characters `[`, `{` and `:` in a body. Outside of texts they are its lists, objects and fields, of
+which 32 MB can hold millions: JSON is read without a pause, which would stop every other thread for seconds.
+A text with so many of them has millions of tokens."""
+
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
 
@@ -54,6 +59,8 @@ def as_body(data: object, kind: type[B]) -> B:
 
 
 def _parse(raw: bytes) -> object:
+    if sum(map(raw.count, (b"[", b"{", b":"))) > MAX_STRUCTURE:
+        raise RequestError(f"the body has more than {MAX_STRUCTURE} of the characters [ {{ : in all")
     try:
         data: object = json.loads(raw.decode())
     except json.JSONDecodeError as error:

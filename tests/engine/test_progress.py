@@ -1,7 +1,10 @@
 """Progress of prompts, step by step, by hand."""
 
+import time
+import timeit
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from rigs import make_engine, make_request
@@ -63,6 +66,7 @@ def test_a_request_that_ends_early_is_forgotten() -> None:
     submit(engine, "a", range(20))
     engine.step()
     engine.abort(RequestId("a"))
+    assert not engine._progress._last, "perhaps no step follows"
     submit(engine, "b", range(30, 40), asks=False)
     assert rest(engine) == []
     assert not engine._progress._last
@@ -96,3 +100,18 @@ def test_the_first_token_is_predicted_by_the_pace_of_the_last_steps_and_what_goe
     submit(engine, "c", range(60, 90), num=1)
     told_of_c = predictions(engine.step())["c"]
     assert told_of_c == pytest.approx(7 + (4 + 30) * 3 / 18), "what is left of a goes first"
+
+
+def test_reports_to_a_long_queue_take_time_in_proportion_to_it() -> None:
+    """They are made in the engine's thread, between two steps of everybody's replies."""
+
+    def seconds(num: int) -> float:
+        engine = make_engine(budget=8, max_running=1)
+        for i in range(num):
+            submit(engine, f"r{i}", [i % 250, i // 250, 1, 2])
+        schedule = engine.scheduler.schedule(0.0)
+        engine.scheduler.commit(schedule)
+        report = partial(engine._progress.report, engine.scheduler, schedule, 1.0)
+        return min(timeit.repeat(report, timer=time.process_time, number=1, repeat=5))
+
+    assert seconds(4_000) < 30 * seconds(500)

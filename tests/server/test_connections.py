@@ -314,6 +314,7 @@ def test_c_14_everyone_whom_a_full_queue_refuses_hears_of_it() -> None:
             assert [answer.status_code for answer in done] == [429] * 10 + [200]
             assert all(int(answer.headers["retry-after"]) >= 1 for answer in done[:10])
             assert (await running).status_code == 200
+            assert service.engine.num_streams == 0
 
     asyncio.run(run())
 

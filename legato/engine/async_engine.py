@@ -118,7 +118,7 @@ class AsyncEngine:
         while self._loop.alive and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
         if self._loop.alive:
-            logger.warning("a model step is still running after %g s; leaving it", patience_s)
+            logger.warning("the engine still runs after %g s; leaving it\n%s", patience_s, self.place)
 
     async def drain(self) -> None:
         """Wait until no request is left."""
@@ -139,6 +139,11 @@ class AsyncEngine:
         if self.failure is None and seconds > self._step_timeout:
             return f"the step in flight has taken {seconds:.0f} s; the limit is {self._step_timeout:g} s"
         return self.failure
+
+    @property
+    def place(self) -> str:
+        """What the engine's thread is doing right now, as a traceback."""
+        return self._loop.place
 
     @property
     def num_streams(self) -> int:

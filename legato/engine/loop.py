@@ -4,7 +4,9 @@ What may enter this file: the order of "drain commands, step, deliver". No polic
 """
 
 import logging
+import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -84,6 +86,12 @@ class EngineLoop:
     @property
     def alive(self) -> bool:
         return self._thread.is_alive()
+
+    @property
+    def place(self) -> str:
+        """What the thread is doing right now, as a traceback: for when it takes too long."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "".join(traceback.format_stack(frame)) if frame else ""
 
     def start(self) -> None:
         self._thread.start()

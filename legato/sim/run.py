@@ -53,11 +53,13 @@ def run_simulation(
     noise: bool = True,
     seed: int = 0,
     targets: Targets | None = None,
+    max_steps: int | None = None,
     observers: Sequence[Observer] = (),
 ) -> Simulation:
     """With `noise`, steps differ from what is predicted as the measured ones did; `seed` draws how.
 
     `targets` are what requests without their own are judged by; None: those that the settings aim at.
+    After `max_steps` it ends, whatever is left.
     """
     model = costs.cost_model()
     times = StepTimes(model.cost, costs.ratios(model.cost) if noise else (), seed=seed)
@@ -65,7 +67,7 @@ def run_simulation(
     if targets is None:
         targets = Targets(ttft=in_seconds(engine.ttft_target_ms), tpot=in_seconds(engine.tpot_target_ms))
     recorder = Recorder(targets)
-    refused = simulate(scheduler, arrivals, times, observers=(recorder, *observers))
+    refused = simulate(scheduler, arrivals, times, max_steps=max_steps, observers=(recorder, *observers))
     return Simulation(
         scheduler=scheduler,
         targets=targets,

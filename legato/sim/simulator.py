@@ -54,9 +54,11 @@ def simulate(
     arrivals: Iterable[Arrival],
     times: StepTimes,
     *,
+    max_steps: int | None = None,
     observers: Iterable[Observer] = (),
 ) -> tuple[Refused, ...]:
-    """Serve all of a workload, sorted by time. Returns who could not be served; `observers` see the rest.
+    """Serve all of a workload, sorted by time, or as much as `max_steps` steps do. Returns who could not be
+    served; `observers` see the rest.
 
     Request ids are places in the workload: "0", "1", ...
     """
@@ -69,7 +71,7 @@ def simulate(
     leaving: list[tuple[float, int]] = []
     """A heap: when a client leaves, and whose number it is."""
     refused: list[Refused] = []
-    while engine.has_work or coming:
+    while (engine.has_work or coming) and scheduler.step != max_steps:
         if not engine.has_work:
             clock.now = max(clock.now, coming[0][1].time)
         while coming and coming[0][1].time <= clock.now:

@@ -5,10 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from legato.config import EngineSettings
-from legato.core.request import Request, RequestId
-from legato.core.stopping import FinishReason
 from legato.engine.cost_file import CostFile
-from legato.metrics.journal import StepRecord
 from legato.metrics.summary import Distribution
 from legato.metrics.timeline import Targets
 from legato.sim.report import Report, report
@@ -64,7 +61,8 @@ class Bench:
     def run(self, setup: Setup) -> Trial:
         return Trial(setup=setup, report=report(self.simulate(setup)))
 
-    def simulate(self, setup: Setup, limit: "StepLimit | None" = None) -> Simulation:
+    def simulate(self, setup: Setup, max_steps: int | None = None) -> Simulation:
+        """No more than `max_steps` steps, if there is such a limit."""
         return run_simulation(
             setup.on(self.engine),
             self.costs,
@@ -73,37 +71,13 @@ class Bench:
             noise=self.noise,
             seed=self.seed,
             targets=self.targets,
-            observers=() if limit is None else (limit,),
+            max_steps=max_steps,
         )
 
     def served_in(self, setup: Setup, num_steps: int) -> tuple[Arrival, ...]:
         """The arrivals that have come when so many steps are over; all, if they need no more."""
-        try:
-            self.simulate(setup, StepLimit(num_steps))
-        except EnoughError as enough:
-            return tuple(arrival for arrival in self.arrivals if arrival.time <= enough.now)
-        return tuple(self.arrivals)
-
-
-class EnoughError(Exception):
-    """So many steps were wanted, and were run."""
-
-    def __init__(self, now: float) -> None:
-        super().__init__(now)
-        self.now = now
-
-
-class StepLimit:
-    """An observer that ends a simulation with `EnoughError`."""
-
-    def __init__(self, num_steps: int) -> None:
-        self._left = num_steps
-
-    def submitted(self, request: Request) -> None: ...
-
-    def aborted(self, request_id: RequestId, reason: FinishReason, now: float) -> None: ...
-
-    def stepped(self, record: StepRecord) -> None:
-        self._left -= 1
-        if self._left <= 0:
-            raise EnoughError(record.ended)
+        steps = self.simulate(setup, num_steps).steps
+        if len(steps) < num_steps:
+            return tuple(self.arrivals)
+        end = steps.start[-1] + steps.elapsed[-1]
+        return tuple(arrival for arrival in self.arrivals if arrival.time <= end)

@@ -107,7 +107,7 @@ def test_j_13_a_servers_log_as_json_with_hostile_clients(gemma_path: Path, tmp_p
     assert requests[1]["request_id"] == "id of one"
     assert requests[5]["path"].startswith("/\r\n\x1b[31m2026 INFO forged\u2028xxx")
     assert len(requests[5]["path"]) == 200
-    assert any(record["logger"] == "uvicorn.error" for record in records)
+    assert any(record["logger"] == "asyncio" for record in records), "lines of libraries, too"
     assert any("attention" in record["message"] for record in records), "the choices of the start"
     assert secret not in text
     assert "sk-" not in text

@@ -267,7 +267,9 @@ class ServerSettings(Section):
         description="Seconds after which a client that takes nothing sent to it is dropped.",
     )
     timeout_keep_alive: float = Field(
-        default=75.0, gt=0, description="Seconds that an idle connection stays open."
+        default=75.0,
+        gt=0,
+        description="Seconds that a connection stays open on which no request comes, or no rest of one.",
     )
     journal: str | None = Field(default=None, description="File that gets one line of JSON for each step.")
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral"] = Field(

@@ -1,17 +1,21 @@
 """One client's connection: uvicorn's, with limits that it does not have.
 
-A request's head may be only so long, a connection that never asks anything is closed like one that asks
-nothing more, and a client that takes nothing of what is sent to it is dropped. None of it costs anything for
-each token that is sent.
+A request's head may be only so long, a connection on which no request comes, or no rest of one, is closed
+like one that asks nothing more, and a client that takes nothing of what is sent to it is dropped. A client
+that is answered before it has sent everything can read the answer. None of it costs anything for each token
+that is sent.
 """
 
 import asyncio
 import json
 import socket
 import struct
+from contextlib import suppress
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from legato.errors import RequestError
 from legato.server.failures import error_body
@@ -28,22 +32,57 @@ class Connection(HttpToolsProtocol):
         self._send_timeout = send_timeout
         self._head_bytes = 0
         """That came since the last byte of a body."""
+        self._ended = False
+        """Whether all that still comes is dropped."""
         self._stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.timeout_keep_alive_task = self.loop.call_later(
-            self.timeout_keep_alive, self.timeout_keep_alive_handler
-        )
+        self._await_more()
 
     def data_received(self, data: bytes) -> None:
+        if self._ended:
+            return
         self._head_bytes += len(data)
         super().data_received(data)
-        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+        if self._ended or self.transport.is_closing():
+            return
+        if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(
                 "431 Request Header Fields Too Large",
                 f"the head of the request has more than {MAX_HEAD_BYTES} bytes, the most possible",
             )
+        elif not self.pipeline and (
+            self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+        ):
+            self._await_more()
+
+    def _await_more(self) -> None:
+        """For as long as an idle connection stays open. The next bytes end the wait."""
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        # The answer's end may close the connection: that is up to us.
+        close = partial(self._end, self.cycle)
+        self.cycle.transport = SimpleNamespace(  # type: ignore[assignment]
+            write=self.transport.write, is_closing=self.transport.is_closing, close=close
+        )
+
+    def _end(self, cycle: RequestResponseCycle | None) -> None:
+        """Close, after the answer to `cycle`. A client that may still send gets time to read it: to close
+        with bytes unread is to reset, which takes from it what it has not read (RFC 9112, 9.6)."""
+        if cycle is not None and not cycle.more_body:
+            self.transport.close()
+            return
+        self._ended = True
+        self.flow.resume_reading()
+        with suppress(OSError):  # the client is gone already
+            self.transport.write_eof()
+        self._await_more()
 
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
@@ -57,11 +96,18 @@ class Connection(HttpToolsProtocol):
         self._refuse("400 Bad Request", msg)
 
     def _refuse(self, status: str, message: str) -> None:
-        """Answer what never became a request, and close the connection."""
+        """Answer what never became a whole request, and close the connection."""
+        cycle = self.cycle
+        if self.pipeline or (cycle is not None and cycle.response_started and not cycle.response_complete):
+            self.transport.close()  # nothing may stand amid another answer
+            return
         body = json.dumps(error_body(RequestError(message)))
         head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
         self.transport.write(f"{head}\r\nconnection: close\r\n\r\n{body}".encode())
-        self.transport.close()
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._end(None)
 
     def pause_writing(self) -> None:
         """More waits to be sent than the connection may hold."""

@@ -9,14 +9,16 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from legato.errors import UnavailableError
+from legato.server.connection import Connection
 from legato.server.entrance import Entrance
 from legato.server.failures import error_response
-from legato.server.run import BACKLOG, Silent, naming
+from legato.server.run import BACKLOG, SEND_S, Silent, naming
 
 
 @contextmanager
@@ -27,6 +29,7 @@ def lobby(listener: socket.socket) -> Iterator[None]:
         listener.listen(BACKLOG)
     config = uvicorn.Config(
         Entrance(_loading, access_log=False),
+        http=partial(Connection, SEND_S),  # type: ignore[arg-type]
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -25,6 +25,8 @@ from server_rig import (
 
 from legato.core.plan import StepPlan
 from legato.server.connection import MAX_HEAD_BYTES
+from legato.server.lobby import lobby
+from legato.server.run import bind
 
 STREAM: dict[str, Any] = {"prompt": "hi", "max_tokens": 500, "ignore_eos": True, "stream": True}
 
@@ -109,10 +111,92 @@ def test_a_head_without_an_end_is_refused(start_server: StartServer) -> None:
 
 
 def test_headers_after_a_chunked_body_have_a_limit_too(start_server: StartServer) -> None:
-    server = start_server()
+    server = start_server(timeouts={"keep_alive": 0.5})
     with connected(server) as client:
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
         assert reset_within(client, 5, b"X-Trailer: " + b"x" * 1000 + b"\r\n")
+
+
+@pytest.mark.parametrize(
+    "start",
+    [b"", b"\r\n", b"GET /hea", b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{"],
+    ids=["nothing", "a blank line", "half a head", "half a body"],
+)
+@pytest.mark.parametrize("after_another", [False, True])
+def test_a_connection_on_which_nothing_more_comes_is_closed(
+    start_server: StartServer, start: bytes, after_another: bool
+) -> None:
+    server = start_server(timeouts={"keep_alive": 0.2})
+    with connected(server) as client:
+        if after_another:
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+            answer = b""
+            while not answer.endswith(b'{"status":"ok"}'):
+                answer += client.recv(1 << 16)
+        client.sendall(start)
+        began = time.monotonic()
+        assert client.recv(1 << 16) == b""
+    assert 0.1 < time.monotonic() - began < 3
+
+
+def test_a_request_that_comes_slowly_and_an_answer_that_takes_long_are_not_cut(
+    start_server: StartServer,
+) -> None:
+    server = start_server(ScriptedRunner(before=slow(0.1)), timeouts={"keep_alive": 0.3})
+    content = json.dumps({"prompt": "hi", "max_tokens": 6}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+    with connected(server) as client:
+        for piece in (head[:20], head[20:], content[:9], content[9:]):
+            time.sleep(0.15)
+            client.sendall(piece)
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
+
+
+POST = b"POST /v1/completions HTTP/1.%d\r\nConnection: close\r\n"
+HUGE = b"Content-Length: 80000000\r\n\r\n"
+EARLY = {
+    "a body that is too large": (POST % 1 + HUGE, 413),
+    "the same from HTTP 1.0": (POST % 0 + HUGE, 413),
+    "a chunk that is none": (POST % 1 + b"Transfer-Encoding: chunked\r\n\r\nx", 400),
+    "no HTTP": (b"hello\r\n", 400),
+    "a head without an end": (b"GET / HTTP/1.1\r\nX: ", 431),
+}
+
+
+def send_on_and_on(port: int, start: bytes) -> bytes:
+    """Megabytes, all before anything is read, as many clients do."""
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.settimeout(10)
+        client.sendall(start)
+        for _ in range(40):
+            client.sendall(b" " * 1_000_000)
+        return client.recv(1 << 16)
+
+
+@pytest.mark.parametrize("kind", EARLY)
+def test_a_client_that_sends_all_before_it_reads_gets_its_answer(
+    start_server: StartServer, kind: str
+) -> None:
+    """Closing a connection with bytes unread would take the answer away from it."""
+    server = start_server(timeouts={"keep_alive": 0.5})
+    start, status = EARLY[kind]
+    assert send_on_and_on(server.port, start).startswith(f"HTTP/1.1 {status} ".encode())
+
+
+def test_so_does_one_that_comes_while_the_server_loads() -> None:
+    with bind("127.0.0.1", 0) as listener, lobby(listener):
+        answer = send_on_and_on(listener.getsockname()[1], EARLY["a body that is too large"][0])
+    assert answer.startswith(b"HTTP/1.1 503 ")
+
+
+def test_garbage_behind_a_request_never_stands_amid_its_stream(start_server: StartServer) -> None:
+    server = start_server(ScriptedRunner(before=slow(0.005)))
+    with connected(server) as client:
+        post(client, STREAM)
+        client.recv(1 << 16)
+        client.sendall(b"hello\r\n\r\n")
+        assert b"HTTP/1.1 400" not in read_all(client)
+    server.wait_idle()
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,11 @@ class ServerSettings(Section):
         description="Most prompt tokens that wait at once, those of requests without a first token; more are "
         "told to come later (429). A prompt that waits alone may be longer.",
     )
-    max_body_size: Bytes = Field(default=32 * 2**20, description="Largest body of a request (else 413).")
+    max_body_size: Bytes = Field(
+        default=8 * 2**20,
+        description="Largest body of a request (else 413). While JSON is read nothing else runs: some "
+        "30 ms for each MiB.",
+    )
     max_n: int = Field(default=128, ge=1, description="Most replies to one prompt: the field n.")
     max_prompts: int = Field(
         default=1024, ge=1, description="Most prompts in one request, and most replies to all of them."
@@ -266,10 +270,11 @@ class ServerSettings(Section):
         gt=0,
         description="Seconds after which a client that takes nothing sent to it is dropped.",
     )
+    receive_timeout: float = Field(
+        default=120.0, gt=0, description="Seconds that a request may take to come, from first byte to last."
+    )
     timeout_keep_alive: float = Field(
-        default=75.0,
-        gt=0,
-        description="Seconds that a connection stays open on which no request comes, or no rest of one.",
+        default=75.0, gt=0, description="Seconds that an idle connection stays open."
     )
     journal: str | None = Field(default=None, description="File that gets one line of JSON for each step.")
     tool_call_parser: Literal["auto", "hermes", "llama3_json", "mistral"] = Field(

@@ -41,6 +41,8 @@ CONNECTIONS = "tests/server/test_connections.py::test_"
 TERMS = "tests/server/test_terms.py::test_"
 ADMISSION = "tests/core/test_admission.py::test_"
 SIM = "tests/sim/test_simulator.py::test_"
+TUNE = "tests/tune/test_"
+CALIBRATION = "tests/engine/test_calibration.py::test_"
 FAKE = "tests/engine/test_fake_runner.py::test_"
 COST = "tests/core/test_cost.py::test_"
 BUDGET = "tests/core/test_budget.py::test_"
@@ -81,15 +83,15 @@ MUTANTS = (
     Mutant(
         "sampling a middle chunk",
         "legato/core/plan.py",
-        "if chunk.last:",
-        "if chunk:",
+        "        if last:\n            sample",
+        "        if True:\n            sample",
         CONTRACT + "plan_samples_only_sequence_ends",
     ),
     Mutant(
         "a decode placed at position n",
         "legato/core/plan.py",
-        "tokens, chunk.start, tuple",
-        "tokens, chunk.start + (len(tokens) == 1), tuple",
+        "tokens, start, tuple",
+        "tokens, start + (len(tokens) == 1), tuple",
         CONTRACT + "plan_samples_only_sequence_ends",
     ),
     Mutant(
@@ -102,7 +104,7 @@ MUTANTS = (
     Mutant(
         "chunk-relative positions",
         "legato/core/plan.py",
-        "tokens, chunk.start, tuple",
+        "tokens, start, tuple",
         "tokens, 0, tuple",
         CONTRACT + "plan_samples_only_sequence_ends",
     ),
@@ -159,8 +161,8 @@ MUTANTS = (
     Mutant(
         "a stop token counts before min_tokens",
         "legato/core/stopping.py",
-        "num_generated > params.min_tokens and",
-        "",
+        "may_stop = num_generated > params.min_tokens or",
+        "may_stop = True or",
         SCHEDULER + "no_stop_token_counts_before_min_tokens",
     ),
     Mutant(
@@ -318,8 +320,8 @@ MUTANTS = (
     Mutant(
         "no share is kept for prompts that end",
         "legato/core/draft.py",
-        "kept = int(most * self._scheduler.order.ending_share)",
-        "kept = 0",
+        "part = self._scheduler.order.ending_share if prompts else 0.0",
+        "part = 0.0",
         ORDER + "a_share_of_each_step_is_kept_for_prompts_that_end_in_it",
     ),
     Mutant(
@@ -386,9 +388,44 @@ MUTANTS = (
     Mutant(
         "the share for prompts that end leaves the first one crumbs",
         "legato/core/draft.py",
-        "kept = min(kept, most - self._scheduler.config.min_chunk)",
-        "kept = min(kept, self._budget)",
+        "kept = self._allowance.share(part, first, self._scheduler.config.min_chunk)",
+        "kept = self._allowance.share(part, first, 0)",
         ORDER + "the_first_in_the_order_gets_on_though_short_prompts_leave_only_crumbs",
+    ),
+    Mutant(
+        "the chunk that the share leaves is priced as one at the start of a text",
+        "legato/core/budget.py",
+        "seconds = self.seconds - self.cost.chunk_seconds(start, length) * (1 + ROUNDING)",
+        "seconds = self.seconds - self.cost.chunk_seconds(0, length) * (1 + ROUNDING)",
+        STARVATION + "short_prompts_leave_a_long_one_its_chunk_however_far_it_is",
+    ),
+    Mutant(
+        "the share is taken in tokens alone",
+        "legato/core/budget.py",
+        "return replace(self, tokens=tokens, seconds=min(self.seconds * part, seconds), floor=0)",
+        "return replace(self, tokens=tokens, floor=0)",
+        BUDGET + "a_share_leaves_what_it_was_told_to_leave",
+    ),
+    Mutant(
+        "no time left is time enough for what costs nothing",
+        "legato/core/cost.py",
+        "if seconds <= 0:\n            return 0.0",
+        "seconds = max(seconds, 0.0)",
+        COST + "no_chunk_fits_where_no_time_is_left",
+    ),
+    Mutant(
+        "an id is free as soon as its client has left",
+        "legato/engine/async_engine.py",
+        "self._leaving.add(request_id)",
+        "pass",
+        "tests/engine/test_async_engine.py::test_an_id_is_in_use_until_the_engine_has_ended_what_had_it",
+    ),
+    Mutant(
+        "the first step counts against the time to calibrate",
+        "legato/engine/calibration.py",
+        "end = clock() + max_seconds\n    for number in",
+        "end = max_seconds\n    for number in",
+        "tests/engine/test_target.py::test_a_first_step_that_sets_much_up_leaves_time_to_calibrate",
     ),
     Mutant(
         "a share is kept for prompts that end where all do",
@@ -443,7 +480,7 @@ MUTANTS = (
     Mutant(
         "what runs is not expected to grow",
         "legato/core/admission.py",
-        "growth = sum(self._end_blocks(s) - len(s.blocks) for s in running)",
+        "growth = sum([self._end_blocks(s) - len(s.blocks) for s in running])",
         "growth = 0",
         ADMISSION + "strict_admission_looks_at_the_most_that_may_be_asked_for",
     ),
@@ -601,6 +638,62 @@ MUTANTS = (
         "if not settled or self._seen[kind] % EVERY == 0:",
         "if self._seen[kind] <= FAMILIAR:",
         COST + "new_samples_take_the_place_of_old_ones_of_their_kind",
+    ),
+    Mutant(
+        "a front with points that are beaten",
+        "legato/tune/frontier.py",
+        "points[i][1] < points[front[-1]][1]",
+        "points[i][1] <= points[front[-1]][1]",
+        TUNE + "frontier.py::test_the_front_is_what_nothing_beats",
+    ),
+    Mutant(
+        "a knee on plain axes",
+        "legato/tune/frontier.py",
+        "(math.log(x), math.log(y)) for x, y in points",
+        "(x, y) for x, y in points",
+        TUNE + "frontier.py::test_the_knee_is_the_farthest_below_the_chord_in_any_units",
+    ),
+    Mutant(
+        "the fastest setup is the best, whatever it misses",
+        "legato/tune/search.py",
+        "if trial.good >= enough)",
+        "if trial.good >= enough - 1)",
+        TUNE + "search.py::test_the_best_is_the_fastest_of_those_that_are_as_good",
+    ),
+    Mutant(
+        "another target than the one that was asked for may be chosen",
+        "legato/tune/search.py",
+        "if setup not in space.drawn]",
+        "]",
+        TUNE + "search.py::test_other_targets_are_drawn_and_never_chosen",
+    ),
+    Mutant(
+        "a search without end",
+        "legato/tune/search.py",
+        "if trials and num_steps >= max_steps:",
+        "if trials and num_steps < 0:",
+        TUNE + "search.py::test_a_search_ends_when_its_steps_are_used_up",
+    ),
+    Mutant(
+        "a capacity that was never met",
+        "legato/tune/capacity.py",
+        "(middle, high) if meets(middle) else (low, middle)",
+        "(middle, high) if not meets(middle) else (low, middle)",
+        TUNE + "capacity.py::test_the_limit_is_found_to_within_its_tolerance_and_grows_with_what_is_allowed",
+    ),
+    Mutant(
+        "a calibration times the model alone",
+        "legato/engine/calibration.py",
+        "seconds = clock() - started + own",
+        "seconds = clock() - started",
+        CALIBRATION + "what_the_engine_takes_between_two_steps_is_part_of_a_step",
+    ),
+    Mutant(
+        "a calibration believes a step that was held up",
+        "legato/engine/calibration.py",
+        "if s[1] <= DISTURBED * model.cost.seconds(s[0])",
+        "if s[1] > 0",
+        CALIBRATION + "steps_that_were_held_up_are_left_out",
     ),
     Mutant(
         "a simulation that delivers arrivals one step late",
@@ -796,8 +889,8 @@ MUTANTS = (
     Mutant(
         "a cached prefix is computed over",
         "legato/core/plan.py",
-        "tokens = tuple(sequence.tokens[chunk.start : chunk.end])",
-        "tokens = tuple(sequence.tokens[: chunk.length])",
+        "tokens = tuple(sequence.tokens[start:end])",
+        "tokens = tuple(sequence.tokens[:length])",
         EXACT + "cold_warm_half_evicted_and_with_another_tail",
     ),
     # Of the compiled products.
@@ -873,13 +966,6 @@ MUTANTS = (
         CONNECTIONS + "a_client_that_sends_all_before_it_reads_gets_its_answer",
     ),
     Mutant(
-        "half a request that stays for good",
-        "legato/server/connection.py",
-        "self.cycle is None or self.cycle.response_complete or self.cycle.more_body",
-        "self.cycle is None or self.cycle.response_complete",
-        CONNECTIONS + "a_connection_on_which_nothing_more_comes_is_closed",
-    ),
-    Mutant(
         "a step that hangs is no trouble",
         "legato/engine/loop.py",
         "self.busy_since = self._engine.clock()",
@@ -925,9 +1011,52 @@ MUTANTS = (
     Mutant(
         "a mask shorter than the logits that allows all beyond it",
         "legato/runner/adjust.py",
-        "logits[8 * len(mask) :] = -torch.inf",
+        "logits[len(added) :] = -torch.inf",
         "pass",
         MASKED + "a_mask_may_be_shorter_or_longer_than_the_logits",
+    ),
+    # Of what must stay the trouble of one.
+    Mutant(
+        "a row whose logits are no numbers has a token",
+        "legato/runner/sampler.py",
+        "if not math.isfinite(peak)",
+        "if peak == 7.0",
+        "tests/runner/test_runner.py::test_a_request_whose_numbers_break_breaks_alone",
+    ),
+    Mutant(
+        "the draws of the others move up in place of a broken row's",
+        "legato/runner/sampler.py",
+        "logits, peaks = logits[sound], peaks[sound]",
+        "logits, peaks = logits[: len(sound)], peaks[: len(sound)]",
+        "tests/runner/test_sampler.py::test_logits_that_allow_no_choice_are_a_fault_of_their_row_alone",
+    ),
+    Mutant(
+        "an observer that fails is told on and on",
+        "legato/engine/engine.py",
+        "self._observers.remove(observer)",
+        "pass",
+        "tests/engine/test_engine_step.py::test_an_observer_that_fails_is_told_nothing_more_and_requests_are_served",
+    ),
+    Mutant(
+        "a body of millions of values is parsed",
+        "legato/server/body.py",
+        '(b"[", b"{", b":")',
+        '(b"[", b"{")',
+        GUARDS + "j_05_a_body_of_very_many_values_is_refused_unparsed",
+    ),
+    Mutant(
+        "an idle connection is closed as uvicorn pleases",
+        "legato/server/run.py",
+        "timeout_keep_alive=keep_alive,  # type: ignore[arg-type]",
+        "",
+        "tests/server/test_server_life.py::test_c_15_how_long_an_idle_connection_stays_open_is_a_setting",
+    ),
+    Mutant(
+        "half a token may be asked for",
+        "legato/core/request.py",
+        "self._check_types()",
+        "",
+        SCHEDULER + "an_impossible_request_is_refused",
     ),
 )
 

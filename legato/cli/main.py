@@ -30,6 +30,24 @@ COST_HELP = "What steps cost: a .json file that a calibration wrote. Default: ge
 SIMULATE_HELP = "Load no model: made-up text at the pace of these costs (a .json file, or gemma3-270m)."
 SCENARIO_HELP = f"A built-in workload ({', '.join(SCENARIOS)}) or a JSON file."
 
+TUNE_COST_HELP = "What steps cost: a .json file that a calibration wrote. Default: it is measured."
+
+Trace = Annotated[Path | None, typer.Option(help="Recorded traffic: CSV, or JSON lines as Mooncake's.")]
+ScenarioName = Annotated[str | None, typer.Option(help=SCENARIO_HELP)]
+Rate = Annotated[
+    float | None, typer.Option(min=0.0, help="Requests a second, in place of the trace's times.")
+]
+Burstiness = Annotated[
+    float, typer.Option(min=0.0, help="Of a rate. 1: Poisson; less: in bursts; inf: a fixed beat.")
+]
+PromptLength = Annotated[int | None, typer.Option(min=1, help="Tokens of each prompt, with --rate.")]
+OutputLength = Annotated[int | None, typer.Option(min=1, help="Tokens of each reply, with --prompt.")]
+Start = Annotated[float, typer.Option(min=0.0, help="Begin so many seconds into the workload.")]
+Duration = Annotated[float | None, typer.Option(min=0.0, help="Seconds of it in which requests come.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Most requests.")]
+LengthScale = Annotated[float, typer.Option(min=0.0, help="Multiplies all lengths.")]
+TimeScale = Annotated[float, typer.Option(min=0.0, help="Multiplies all times: 0.5 doubles the rate.")]
+
 
 @app.command()
 @takes_settings("model", "engine", "server", model_argument=True)
@@ -102,27 +120,17 @@ def doctor(
 @takes_settings("model", "engine", model_argument=False, without=NOT_SIMULATED)
 def simulate(
     settings: Settings,
-    trace: Annotated[
-        Path | None, typer.Option(help="Recorded traffic: CSV, or JSON lines as Mooncake's.")
-    ] = None,
-    scenario: Annotated[str | None, typer.Option(help=SCENARIO_HELP)] = None,
-    rate: Annotated[
-        float | None, typer.Option(min=0.0, help="Requests a second, in place of the trace's times.")
-    ] = None,
-    burstiness: Annotated[
-        float, typer.Option(min=0.0, help="Of a rate. 1: Poisson; less: in bursts; inf: a fixed beat.")
-    ] = 1.0,
-    prompt: Annotated[int | None, typer.Option(min=1, help="Tokens of each prompt, with --rate.")] = None,
-    output: Annotated[int | None, typer.Option(min=1, help="Tokens of each reply, with --prompt.")] = None,
-    start: Annotated[float, typer.Option(min=0.0, help="Begin so many seconds into the workload.")] = 0.0,
-    duration: Annotated[
-        float | None, typer.Option(min=0.0, help="Seconds of it in which requests come.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Most requests.")] = None,
-    length_scale: Annotated[float, typer.Option(min=0.0, help="Multiplies all lengths.")] = 1.0,
-    time_scale: Annotated[
-        float, typer.Option(min=0.0, help="Multiplies all times: 0.5 doubles the rate.")
-    ] = 1.0,
+    trace: Trace = None,
+    scenario: ScenarioName = None,
+    rate: Rate = None,
+    burstiness: Burstiness = 1.0,
+    prompt: PromptLength = None,
+    output: OutputLength = None,
+    start: Start = 0.0,
+    duration: Duration = None,
+    limit: Limit = None,
+    length_scale: LengthScale = 1.0,
+    time_scale: TimeScale = 1.0,
     cost: Annotated[str | None, typer.Option(help=COST_HELP)] = None,
     noise: Annotated[bool, typer.Option(help="Steps differ as the measured ones did.")] = True,
     seed: Annotated[int, typer.Option(help="Draws arrivals and noise.")] = 0,
@@ -155,6 +163,72 @@ def simulate(
         as_json=as_json,
         plot_file=plot,
         journal=journal,
+    )
+
+
+@app.command()
+@takes_settings(
+    "model",
+    "engine",
+    model_argument=True,
+    without=("served_model_name", "chat_template", "generation_config"),
+)
+def tune(
+    settings: Settings,
+    trace: Trace = None,
+    scenario: ScenarioName = None,
+    rate: Rate = None,
+    burstiness: Burstiness = 1.0,
+    prompt: PromptLength = None,
+    output: OutputLength = None,
+    start: Start = 0.0,
+    duration: Duration = None,
+    limit: Limit = None,
+    length_scale: LengthScale = 1.0,
+    time_scale: TimeScale = 1.0,
+    cost: Annotated[str | None, typer.Option(help=TUNE_COST_HELP)] = None,
+    cost_out: Annotated[Path | None, typer.Option(help="File for what steps cost.")] = None,
+    noise: Annotated[bool, typer.Option(help="Simulated steps differ as the measured ones did.")] = True,
+    seed: Annotated[int, typer.Option(help="Draws arrivals and noise.")] = 0,
+    max_steps: Annotated[
+        int, typer.Option(min=1000, help="Steps to simulate, about; 20,000 take a second.")
+    ] = 1_000_000,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Serve with what is recommended, a minute in real time.")
+    ] = False,
+    as_json: Annotated[Path | None, typer.Option("--json", help="File for all numbers.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="HTML file for the frontier.")] = None,
+) -> None:
+    """Find the settings for MODEL, this machine and a load: by measured steps and simulated traffic.
+
+    The engine's settings are those that it starts from; budget, chunks, order and max_running are searched.
+    """
+    from legato.cli.simulate import WorkloadChoice
+    from legato.cli.tune import DEFAULT_SCENARIO, Outputs, tune_model
+
+    silent = trace is None and scenario is None and prompt is None
+    choice = WorkloadChoice(
+        trace=trace,
+        scenario=DEFAULT_SCENARIO if silent else scenario,
+        rate=rate,
+        burstiness=burstiness,
+        prompt=prompt,
+        output=output,
+        start=start,
+        duration=duration,
+        limit=limit,
+        length_scale=length_scale,
+        time_scale=time_scale,
+    )
+    tune_model(
+        settings,
+        choice,
+        Outputs(as_json=as_json, plot=plot, costs=cost_out),
+        cost=cost,
+        seed=seed,
+        noise=noise,
+        max_steps=max_steps,
+        verify_too=verify,
     )
 
 

@@ -87,6 +87,7 @@ def serve_model(settings: Settings, *, simulate: str | None = None, noise: bool 
                 shutdown_timeout=server.shutdown_timeout,
                 keep_alive=server.timeout_keep_alive,
                 send_timeout=server.send_timeout,
+                receive_timeout=server.receive_timeout,
             )
         )
 

@@ -111,9 +111,9 @@ def simulate_workload(
         print(line, file=sys.stderr)
     print(f"simulated in {elapsed:.2f} s, {result.num_steps / elapsed:,.0f} steps/s", file=sys.stderr)
     if as_json is not None:
-        _write(as_json, json.dumps(_document(result, settings, costs, seed), indent=1) + "\n")
+        write(as_json, json.dumps(_document(result, settings, costs, seed), indent=1) + "\n")
     if plot_file is not None:
-        _write(plot_file, plot(simulation, "Simulation", text))
+        write(plot_file, plot(simulation, "Simulation", text))
 
 
 def _refusals(simulation: Simulation, most: int = 3) -> Sequence[str]:
@@ -133,7 +133,8 @@ def _document(result: Report, settings: Settings, costs: CostFile, seed: int) ->
     }
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
+    """Raises `ConfigError` if the file cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -37,7 +37,7 @@ class Admission:
         self._pool = scheduler.blocks
         self._room = self._pool.num_free
         if running:
-            growth = sum(self._end_blocks(s) - len(s.blocks) for s in running)
+            growth = sum([self._end_blocks(s) - len(s.blocks) for s in running])
             self._room -= growth + int(WATERMARK * self._pool.num_blocks)
         self._pinned: set[int] = set()
         """Cached blocks that those admitted in this step share: no longer free."""
@@ -64,10 +64,10 @@ class Admission:
 
     def _end_blocks(self, sequence: Sequence) -> int:
         """Blocks that a sequence is expected to hold at its end."""
-        request, num_known = sequence.request, len(sequence.tokens)
-        full = request.max_computed
+        full = sequence.max_computed
         if sequence.guaranteed:
             return self._pool.blocks_for(full)
-        expected = num_known + self._replies.remaining(num_known - len(request.prompt)) - 1
+        num_known = len(sequence.tokens)
+        expected = num_known + self._replies.remaining(num_known - len(sequence.request.prompt)) - 1
         end = math.ceil(expected + self._caution * (full - expected))
         return -(-(end if end < full else full) // self._pool.block_size)

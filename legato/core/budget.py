@@ -13,7 +13,7 @@ server's. The strictest of those that decode rules.
 
 import math
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 KNEE_LOSS = 0.05
 """Share of a step's time, when only prompts run, that may go into what every step costs whatever its size."""
+ROUNDING = 1e-9
+"""Share by which sums of seconds may be off."""
 
 
 class Limit(Enum):
@@ -69,6 +71,16 @@ class Allowance:
         fits = max(fits, self.floor)
         return int(fits) if fits < self.tokens else self.tokens
 
+    def share(self, part: float, start: int, length: int) -> "Allowance":
+        """A part of it to count down by itself. Whoever keeps to it leaves a chunk of `length` tokens from
+        position `start` on, or of the floor."""
+        length = max(length, self.floor)
+        tokens = min(int(self.tokens * part), self.tokens - length)
+        if self.cost is None or self.target is None:
+            return replace(self, tokens=tokens)
+        seconds = self.seconds - self.cost.chunk_seconds(start, length) * (1 + ROUNDING)
+        return replace(self, tokens=tokens, seconds=min(self.seconds * part, seconds), floor=0)
+
     def take(self, start: int, length: int) -> None:
         """A chunk was placed. It is longer than `left` only where a policy runs a whole prompt."""
         self.tokens -= length
@@ -88,7 +100,7 @@ class Budget(Protocol):
         ...
 
     def note(self, shape: StepShape, seconds: float) -> None:
-        """A step of this shape took so long, from the tokens before it to its own."""
+        """A step of this shape took so long, from its decision to its tokens."""
         ...
 
 

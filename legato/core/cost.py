@@ -120,12 +120,14 @@ class StepCost:
     def chunk_within(self, seconds: float, start: int) -> float:
         """The longest chunk from position `start` on that adds at most `seconds` to a step.
 
-        A real number, infinite if chunks cost nothing: where `chunk_seconds(start, L)` is `seconds`, if the
-        chunk has more than one token.
+        A real number, infinite if chunks cost nothing, 0 if no time is left: where `chunk_seconds(start, L)`
+        is `seconds`, if the chunk has more than one token.
         """
+        if seconds <= 0:
+            return 0.0
         linear = self.prefill + 2 * start * self.pair
         # this form of the root is no difference of near numbers, and holds for pair = 0 as well
-        divisor = linear + math.sqrt(linear * linear + 4 * self.pair * max(seconds, 0.0))
+        divisor = linear + math.sqrt(linear * linear + 4 * self.pair * seconds)
         return 2 * seconds / divisor if divisor else math.inf
 
     def knee(self, loss: float) -> float:

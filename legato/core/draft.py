@@ -145,17 +145,25 @@ class Draft:
         settled: set[RequestId] = set()
         if self._scheduler.prefill_policy.whole:
             return settled  # all end in their step: short ones would leave less than the first one needs
-        most = self._allowance.left(0)
-        kept = int(most * self._scheduler.order.ending_share)
-        kept = min(kept, most - self._scheduler.config.min_chunk)  # the first in the order gets on
+        part = self._scheduler.order.ending_share if prompts else 0.0
+        if not part:
+            return settled
+        first = self._start(prompts[0])  # who gets on, whatever the others take
+        kept = self._allowance.share(part, first, self._scheduler.config.min_chunk)
         for prompt in prompts:
-            if kept < 1 or self._num_refused == MAX_REFUSED:
+            if kept.left(0) < 1 or self._num_refused == MAX_REFUSED:
                 break
             if self._is_open(prompt) and not self._is_barred(prompt) and self._ends_within(prompt, kept):
                 settled.add(prompt.id)
                 if self._settle(prompt):
-                    kept -= self._chunks[-1].length
+                    kept.take(self._chunks[-1].start, self._chunks[-1].length)
         return settled
+
+    def _start(self, prompt: Sequence) -> int:
+        """Where its next chunk begins."""
+        if prompt.status is Status.RUNNING:
+            return prompt.num_computed
+        return len(self._scheduler.find_prefix(prompt)) * self._pool.block_size
 
     def _is_open(self, prompt: Sequence) -> bool:
         """Whether a prompt is still asked: those that wait only until the queue is closed."""
@@ -164,16 +172,15 @@ class Draft:
     def _is_barred(self, prompt: Sequence) -> bool:
         return prompt.id in self._behind and self._behind[prompt.id] not in self._admitted
 
-    def _ends_within(self, prompt: Sequence, num_tokens: int) -> bool:
-        """Whether a chunk of at most so many tokens ends a prompt."""
-        remaining, size = prompt.remaining, self._pool.block_size
+    def _ends_within(self, prompt: Sequence, kept: Allowance) -> bool:
+        """Whether a chunk that keeps to an allowance ends a prompt."""
         if prompt.status is not Status.RUNNING:
-            last = -(-(remaining - num_tokens) // size)  # of the blocks that must be computed already
+            last = -(-(prompt.num_known - kept.left(0)) // self._pool.block_size)
             if last > 0 and not self._pool.find(prompt.chain[last : last + 1]):
-                return False  # as with most: one look-up in place of one for each block
-            remaining -= len(self._scheduler.find_prefix(prompt)) * size
-        chunk = self._scheduler.prefill_policy.chunk_len(remaining, num_tokens, False)
-        return remaining <= min(chunk, num_tokens)
+                return False  # as with most: one look-up of a block that must be computed, in place of all
+        start = self._start(prompt)
+        remaining, left = prompt.num_known - start, kept.left(start)
+        return remaining <= min(self._scheduler.prefill_policy.chunk_len(remaining, left, False), left)
 
     def _settle(self, prompt: Sequence) -> bool:
         """Place a prompt, or note why it is left out. Nothing is noted of those behind the end of the queue's
@@ -224,7 +231,7 @@ class Draft:
         limit = remaining if policy.whole and alone else min(remaining, left)
         length = min(max(length, int(alone)), limit)
         if length < 1:
-            return Reason.POLICY
+            return Reason.POLICY if left else Reason.MIN_CHUNK
         last = length == remaining
         cut = length < config.min_chunk and length == left
         if cut and not last and self._chunks:

@@ -35,6 +35,9 @@ class ProgressEvent(NamedTuple):
     num_cached: int
     queue_place: int | None
     """How many are before it in the queue; None while it runs."""
+    predicted_ttft: float | None
+    """Seconds from its arrival to its first token, if prompts go on being read as fast as in the last steps;
+    None if no step worked on a prompt yet."""
 
 
 @dataclass(frozen=True, slots=True)

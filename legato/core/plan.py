@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from legato.core.cost import StepShape, shape_of
 from legato.core.request import Matcher, RequestId, SamplingParams
+from legato.core.stopping import FinishReason
 
 if TYPE_CHECKING:
     from legato.core.schedule import Schedule
@@ -115,6 +116,14 @@ class StepPlan:
         return shape_of((seq.start, len(seq.tokens), i in sampled) for i, seq in enumerate(seqs))
 
 
+class Fault(NamedTuple):
+    """Why no token could be drawn: the request ends, and no other of its step."""
+
+    reason: FinishReason
+    """CONSTRAINT: the form that it asked for cannot go on. ERROR: the logits allow no choice."""
+    message: str
+
+
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """One token, drawn or of a prompt. Log-probabilities are natural and of the model's own distribution,
@@ -127,8 +136,8 @@ class Sampled:
     """The `params.logprobs` most likely ids with their log-probabilities, best first."""
     rank: int | None = None
     """1 + the number of ids that were more likely; only of a prompt's token."""
-    fault: str | None = None
-    """Why the request's constraint let no token be drawn; `token` means nothing then."""
+    fault: Fault | None = None
+    """`token` means nothing then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +161,12 @@ def plan(scheduler: "Scheduler", schedule: "Schedule") -> StepPlan:
     seqs: list[ForwardSeq] = []
     sample: list[SampleRow] = []
     score: list[ScoreRows] = []
-    for chunk in schedule.runs:
-        sequence = scheduler.running[chunk.request_id]
-        if chunk.last:
-            sample.append(sequence.sample_row(len(seqs)))
-        if sequence.num_unscored and (rows := sequence.score_rows(len(seqs), chunk.start, chunk.end)).targets:
+    for number, (request_id, start, length, last) in enumerate(schedule.runs):
+        sequence, end = scheduler.running[request_id], start + length
+        if last:
+            sample.append(sequence.sample_row(number))
+        if sequence.num_unscored and (rows := sequence.score_rows(number, start, end)).targets:
             score.append(rows)
-        tokens = tuple(sequence.tokens[chunk.start : chunk.end])
-        seqs.append(ForwardSeq(chunk.request_id, tokens, chunk.start, tuple(sequence.blocks)))
+        tokens = tuple(sequence.tokens[start:end])
+        seqs.append(ForwardSeq(request_id, tokens, start, tuple(sequence.blocks)))
     return StepPlan(ForwardBatch(tuple(seqs)), tuple(sample), tuple(score))

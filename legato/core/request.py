@@ -35,6 +35,14 @@ class Constraint(Protocol):
         ...
 
 
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("max_tokens", "min_tokens", "top_k"), (int,)),
+    **dict.fromkeys(("seed", "logprobs", "prompt_logprobs"), (int, type(None))),
+    **dict.fromkeys(("temperature", "top_p", "min_p"), (int, float)),
+    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), (int, float)),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the next token is chosen and when the reply ends.
@@ -80,6 +88,7 @@ class SamplingParams:
     that can only end, ends. Not with other rules for which ids may come."""
 
     def __post_init__(self) -> None:
+        self._check_types()
         names = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p")
         for name in (*names, "logprobs", "prompt_logprobs"):
             value = getattr(self, name)
@@ -103,6 +112,14 @@ class SamplingParams:
         amounts = [amount for _, amount in self.logit_bias]
         if not all(map(math.isfinite, (self.presence_penalty, self.frequency_penalty, *amounts))):
             raise RequestError("penalties and logit_bias must be finite numbers", param="logit_bias")
+
+    def _check_types(self) -> None:
+        """Half a token, or a text for a seed, would show only in a step, and end everyone in it."""
+        for name, kinds in _KINDS.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, kinds):
+                expected = "a number" if float in kinds else "an integer"
+                raise RequestError(f"{name} must be {expected}, not {value!r}", param=name)
 
     @property
     def greedy(self) -> bool:

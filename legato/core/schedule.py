@@ -20,7 +20,8 @@ class Reason(Enum):
     POLICY = "policy"
     """The prefill policy leaves it out of this step, as `WholePrompt` does when the rest is too long."""
     MIN_CHUNK = "min_chunk"
-    """What is left of the step is too little for a chunk that does not end its prompt."""
+    """What is left of the step is too little for a chunk that does not end its prompt, or, so far into a
+    text, for any."""
     BLOCKS = "blocks"
     """Too few blocks are free for its expected need, or it is behind one that may not be overtaken."""
     PARTIAL = "partial"
@@ -96,7 +97,15 @@ class Schedule:
     @cached_property
     def shape(self) -> StepShape:
         """What its time depends on."""
-        return shape_of([run[1:] for run in self.runs])
+        shape, num = shape_of([chunk[1:] for chunk in self.chunks]), len(self.decodes)
+        context = sum([run.start for run in self.decodes]) + num
+        return StepShape(
+            shape.num_decodes + num,
+            shape.num_prefill,
+            shape.decode_context + context,
+            shape.prefill_pairs,
+            shape.samples or num > 0,
+        )
 
     @cached_property
     def predicted(self) -> float | None:

@@ -15,6 +15,7 @@ and `draft`, when a reply ends to `stopping`. Time is an argument.
 
 import heapq
 from dataclasses import dataclass
+from itertools import accumulate
 
 from legato.core import law
 from legato.core.admission import MAX_PREEMPTIONS
@@ -141,6 +142,16 @@ class Scheduler:
         """The blocks of a waiting sequence that are computed already."""
         return self.blocks.find(self.shareable(sequence))
 
+    def tokens_ahead(self) -> dict[RequestId, int]:
+        """Of each prompt, the tokens to compute until its first token: its own, and those that go first.
+
+        What will be found in the cache, and waits for blocks, are not foreseen.
+        """
+        prompts = [(self.order.key(s), s, s.remaining) for s in self.running.values() if not s.num_generated]
+        prompts += [(key, s, s.size) for key, s in self.waiting.head(len(self.waiting))]
+        prompts.sort()
+        return dict(zip([s.id for _, s, _ in prompts], accumulate(num for _, _, num in prompts), strict=True))
+
     def explain(self, schedule: Schedule) -> dict[RequestId, Reason]:
         """Why each sequence that a schedule leaves out is left out. Call it before the commit."""
         reasons = dict(schedule.left_out)
@@ -255,8 +266,8 @@ class Scheduler:
             if token is None:
                 continue
             if token.fault is not None:
-                self._end(sequence, Move.FAIL, FinishReason.CONSTRAINT)
-                events.append(FinishEvent(request_id, FinishReason.CONSTRAINT, token.fault))
+                self._end(sequence, Move.FAIL, token.fault.reason)
+                events.append(FinishEvent(request_id, *token.fault))
                 continue
             if not sequence.request.params.max_tokens:  # its prompt was scored, the draw is dropped
                 self._end(sequence, Move.FINISH, FinishReason.LENGTH)

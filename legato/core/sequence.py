@@ -51,6 +51,10 @@ class Sequence:
     """Prompt tokens whose log-probabilities are asked for and not given yet; the first token has none."""
     last_step: int = 0
     """The last step in which it was admitted or got a chunk."""
+    max_computed: int = field(init=False)
+    """As `Request.max_computed`."""
+    needs_tokens: bool = field(init=False)
+    """Whether the draw of its next token looks at those before."""
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
@@ -58,6 +62,8 @@ class Sequence:
         self.matcher = None if constraint is None else constraint.matcher()
         scores = self.request.params.prompt_logprobs is not None
         self.num_unscored = len(self.tokens) - 1 if scores else 0
+        self.max_computed = self.request.max_computed
+        self.needs_tokens = self.request.params.needs_history or self.matcher is not None
 
     @property
     def id(self) -> RequestId:
@@ -89,12 +95,13 @@ class Sequence:
 
     def sample_row(self, seq: int) -> SampleRow:
         """The draw of its next token, as row `seq` of a batch."""
-        params = self.request.params
-        if not params.needs_history and self.matcher is None:
-            return SampleRow(seq, self.id, params, self.num_generated)
-        prompt = self.request.prompt if params.needs_history else ()
-        generated = tuple(self.tokens[len(self.request.prompt) :])
-        return SampleRow(seq, self.id, params, self.num_generated, prompt, generated, self.matcher)
+        request = self.request
+        num_generated = len(self.tokens) - len(request.prompt)
+        if not self.needs_tokens:
+            return SampleRow(seq, request.id, request.params, num_generated)
+        prompt = request.prompt if request.params.needs_history else ()
+        generated = tuple(self.tokens[len(request.prompt) :])
+        return SampleRow(seq, request.id, request.params, num_generated, prompt, generated, self.matcher)
 
     def score_rows(self, seq: int, start: int, end: int) -> ScoreRows:
         """The positions of row `seq` of a batch, from `start` to `end`, whose logits score prompt tokens."""

@@ -18,7 +18,7 @@ from legato.core.events import Event, FinishEvent, TokenEvent
 from legato.core.request import RequestId, SamplingParams
 from legato.core.stopping import FinishReason
 from legato.engine.engine import Engine
-from legato.engine.loop import EngineLoop
+from legato.engine.loop import EngineLoop, is_last
 from legato.engine.output import NO_TERMS, PLAIN_TEXT, Delta, Reply, Terms, TextRules, new_request
 from legato.errors import QueueFullError, RequestError
 from legato.text.tokenizer import Tokenizer
@@ -97,6 +97,8 @@ class AsyncEngine:
         self._departures: deque[float] = deque(maxlen=PACE_OVER)
         self._loop = EngineLoop(engine, self._deliver)
         self._streams: dict[RequestId, Stream] = {}
+        self._leaving: set[RequestId] = set()
+        """Whose streams are gone and whose last events have not come: until then their ids are theirs."""
         self._home: asyncio.AbstractEventLoop | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -116,7 +118,7 @@ class AsyncEngine:
         while self._loop.alive and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
         if self._loop.alive:
-            logger.warning("a model step is still running after %g s; leaving it", patience_s)
+            logger.warning("the engine still runs after %g s; leaving it\n%s", patience_s, self.place)
 
     async def drain(self) -> None:
         """Wait until no request is left."""
@@ -137,6 +139,11 @@ class AsyncEngine:
         if self.failure is None and seconds > self._step_timeout:
             return f"the step in flight has taken {seconds:.0f} s; the limit is {self._step_timeout:g} s"
         return self.failure
+
+    @property
+    def place(self) -> str:
+        """What the engine's thread is doing right now, as a traceback."""
+        return self._loop.place
 
     @property
     def num_streams(self) -> int:
@@ -167,7 +174,7 @@ class AsyncEngine:
         """
         arrival = self.engine.clock() if arrival is None else arrival
         request = new_request(prompt, params, arrival=arrival, request_id=request_id, terms=terms)
-        if request.id in self._streams:
+        if request.id in self._streams or request.id in self._leaving:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id")
         self.engine.scheduler.validate(request)
         self._check_queue(places, len(request.prompt) if num_tokens is None else num_tokens)
@@ -232,6 +239,7 @@ class AsyncEngine:
 
     def _forget(self, request_id: RequestId) -> None:
         self._answered(self._streams.pop(request_id))
+        self._leaving.add(request_id)
         if not self._streams:
             self._idle.set()
 
@@ -247,6 +255,8 @@ class AsyncEngine:
             stream = self._streams.get(event.request_id)
             if stream is not None:
                 self._feed(stream, event)
+            if is_last(event):
+                self._leaving.discard(event.request_id)
 
     def _feed(self, stream: Stream, event: Event) -> None:
         """Give a stream its event; one that cannot take it ends, and no other does."""

@@ -9,10 +9,11 @@ from pathlib import Path
 from legato.config import EngineSettings, ModelSettings
 from legato.core.block_pool import BlockPool
 from legato.core.cost import CostModel, StepShape
-from legato.core.scheduler import Scheduler
+from legato.core.scheduler import Scheduler, SchedulerConfig
 from legato.engine.cost_file import CostFile
 from legato.engine.costs import step_costs
 from legato.engine.engine import Engine
+from legato.engine.protocol import Runner
 from legato.engine.scheduling import make_scheduler, scheduler_config
 from legato.engine.text_parts import load_text
 from legato.errors import ConfigError
@@ -55,6 +56,9 @@ class Built:
     """Compare logits bit by bit over random schedules: (seconds, seed). Not while the engine has work."""
     measure_costs: Callable[[], CostFile]
     """Measure what steps cost, for some seconds. Not after the engine had work: it writes over the cache."""
+    new_engine: Callable[[EngineSettings, CostFile], Engine]
+    """Another engine for the same model: other settings of the scheduler, and known costs. Only one of them
+    may have work."""
 
     @property
     def max_model_len(self) -> int:
@@ -114,8 +118,16 @@ def build(
         spec=opened.spec,
         check_exactness=loaded.runner.check_exactness,
         measure_costs=partial(measure_costs, anew=True),
+        new_engine=partial(_new_engine, loaded.runner, config),
         choices=loaded.choices | _choices(model, engine, scheduler, costs, text.sampling_defaults),
     )
+
+
+def _new_engine(runner: Runner, config: SchedulerConfig, engine: EngineSettings, costs: CostFile) -> Engine:
+    pool = BlockPool(runner.num_blocks, runner.block_size)
+    config = scheduler_config(engine, max_model_len=config.max_model_len, vocab_size=config.vocab_size)
+    scheduler = make_scheduler(engine, config, pool, costs.cost_model())
+    return Engine(scheduler, runner, clock=time.monotonic)
 
 
 def _runner_options(model: ModelSettings, engine: EngineSettings, max_model_len: int) -> RunnerOptions:

@@ -8,12 +8,18 @@ together. Knows the `Runner` protocol and nothing of models.
 import random
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
+from statistics import median
 
+from legato.core.block_pool import BlockPool
 from legato.core.cost import CostModel, StepShape
 from legato.core.plan import ForwardBatch, ForwardSeq, SampleRow, StepPlan
-from legato.core.request import RequestId, SamplingParams
-from legato.core.scheduler import SchedulerConfig
+from legato.core.request import Request, RequestId, SamplingParams
+from legato.core.scheduler import Scheduler, SchedulerConfig
+from legato.core.stopping import FinishReason
+from legato.engine.engine import Engine
 from legato.engine.protocol import Runner
+from legato.metrics.journal import StepRecord
 
 ROUNDS = 3
 """Times that every step is measured; other programs disturb some of them."""
@@ -23,6 +29,11 @@ DECODES = (1, 4, 16, 64)
 CHUNKS = (32, 64, 128, 256, 512)
 SHORT, LONG = 64, 4096
 """Contexts."""
+DISTURBED = 3.0
+"""A step that took so many times what all of them together predict was held up by something else: it says
+nothing about steps."""
+OWN_STEPS, OWN_SHARE = 24, 0.1
+"""Steps over which the engine's own time is taken, and the most of the calibration that they may last."""
 
 
 def calibrate(
@@ -33,29 +44,69 @@ def calibrate(
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[tuple[StepShape, float], ...]:
-    """Run and time steps, for about `max_seconds` at most; each shape with the seconds that it took.
+    """Run and time steps, for about `max_seconds` at most; each shape with the seconds that it took, one
+    at least. Those that were held up are left out.
+
+    A step is what there is from the tokens before it to its own: to the model's part, timed for each shape,
+    comes what the engine itself takes between two of them, timed once.
 
     The KV cache must be unused: what is written to it belongs to nobody.
     """
     plans = list(_plans(runner, config))
     model = CostModel()
     samples: list[tuple[StepShape, float]] = []
+    runner.run(plans[0])  # whatever the first step sets up is not the price of a step, however long it takes
+    own = engine_seconds(runner, config, clock=clock, max_seconds=OWN_SHARE * max_seconds)
     end = clock() + max_seconds
-    runner.run(plans[0])  # whatever the first step sets up is not the price of a step
     for number in range(1, ROUNDS + 1):
         progress(f"measuring what steps cost, round {number} of {ROUNDS}")
         for plan in plans:
-            if clock() > end:
-                return tuple(samples)
             shape = plan.shape
-            if model.cost.seconds(shape) > LONGEST_S:
+            if clock() > end or model.cost.seconds(shape) > LONGEST_S:
                 continue
             started = clock()
             runner.run(plan)
-            seconds = clock() - started
+            seconds = clock() - started + own
             model.note(shape, seconds)
             samples.append((shape, seconds))
-    return tuple(samples)
+    return tuple(s for s in samples if s[1] <= DISTURBED * model.cost.seconds(s[0])) or tuple(samples)
+
+
+def engine_seconds(
+    runner: Runner, config: SchedulerConfig, *, clock: Callable[[], float], max_seconds: float
+) -> float:
+    """What scheduling, planning and telling add to a step of the model: the median over some steps in which
+    eight sequences decode. 0 if the KV cache has no room for them."""
+    num = min(8, config.max_running)
+    longest = min(config.max_model_len, runner.num_blocks // num * runner.block_size)
+    if longest < 4:
+        return 0.0
+    engine = Engine(Scheduler(config, BlockPool(runner.num_blocks, runner.block_size)), runner, clock=clock)
+    times = _Times()
+    engine.observe(times)
+    params = SamplingParams(max_tokens=min(OWN_STEPS, longest - 1), temperature=0.0)
+    for number in range(num):
+        request_id = RequestId(f"calibration {number}")
+        engine.submit(Request(id=request_id, prompt=(number,), params=params, arrival=clock()))
+    end = clock() + max_seconds
+    while engine.has_work and clock() < end:
+        engine.step()
+    own = [later - earlier - model for (earlier, _), (later, model) in pairwise(times.steps)]
+    return max(median(own), 0.0) if own else 0.0
+
+
+class _Times:
+    """An observer: when each step ended, and how long the model took."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[float, float]] = []
+
+    def submitted(self, request: Request) -> None: ...
+
+    def aborted(self, request_id: RequestId, reason: FinishReason, now: float) -> None: ...
+
+    def stepped(self, record: StepRecord) -> None:
+        self.steps.append((record.ended, record.model_time))
 
 
 def _plans(runner: Runner, config: SchedulerConfig) -> Iterator[StepPlan]:

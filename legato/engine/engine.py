@@ -53,16 +53,14 @@ class Engine:
         """Queue a request; raises `RequestError` if it cannot be served."""
         self.scheduler.add(request)
         self._progress.follow(request)
-        for observer in self._observers:
-            observer.submitted(request)
+        self._tell(lambda observer: observer.submitted(request))
 
     def abort(self, request_id: RequestId, reason: FinishReason = FinishReason.ABORT) -> tuple[Event, ...]:
         """End a request now. An id that is not known (any more) is ignored."""
         events = self.scheduler.abort(request_id, reason)
         if events:
-            now = self.clock()
-            for observer in self._observers:
-                observer.aborted(request_id, reason, now)
+            self._progress.forget(request_id)
+            self._tell_aborted(request_id, reason, self.clock())
         return events
 
     def step(self) -> tuple[Event, ...]:
@@ -96,7 +94,7 @@ class Engine:
                 logger.exception("step %d of %d tokens failed", schedule.step, schedule.num_tokens)
             else:
                 interrupt = caught  # Ctrl-C, an exit: the caller's business, once all is told
-        self._untold += (*self._progress.report(scheduler), *events)
+        self._untold += (*self._progress.report(scheduler, schedule, ended), *events)
         record = StepRecord(
             schedule=schedule,
             events=events,
@@ -109,8 +107,7 @@ class Engine:
             blocks_total=scheduler.blocks.num_blocks,
             error=error,
         )
-        for observer in self._observers:
-            observer.stepped(record)
+        self._tell(lambda observer: observer.stepped(record))
         if interrupt is not None:
             raise interrupt
 
@@ -123,5 +120,16 @@ class Engine:
         """End what is over its deadline, before any work is done for it."""
         for event in self.scheduler.expire(now):
             self._untold.append(event)
-            for observer in self._observers:
-                observer.aborted(event.request_id, event.reason, now)
+            self._tell_aborted(event.request_id, event.reason, now)
+
+    def _tell_aborted(self, request_id: RequestId, reason: FinishReason, now: float) -> None:
+        self._tell(lambda observer: observer.aborted(request_id, reason, now))
+
+    def _tell(self, tell: Callable[[Observer], None]) -> None:
+        """Whatever becomes of metrics, requests are served: an observer that fails is told nothing more."""
+        for observer in tuple(self._observers):
+            try:
+                tell(observer)
+            except Exception:
+                self._observers.remove(observer)
+                logger.exception("%s failed and is told nothing more", type(observer).__name__)

@@ -18,7 +18,8 @@ A constraint moves it on to the next token that is allowed, after the last one t
 import time
 from collections.abc import Callable, Iterator
 
-from legato.core.plan import ForwardSeq, Sampled, SampleRow, ScoreRows, StepPlan, StepResult
+from legato.core.plan import Fault, ForwardSeq, Sampled, SampleRow, ScoreRows, StepPlan, StepResult
+from legato.core.stopping import FinishReason
 from legato.errors import ConstraintError
 
 
@@ -73,7 +74,7 @@ class FakeRunner:
         try:
             allowed = row.allowed()
         except ConstraintError as error:
-            return Sampled(token, fault=error.message)
+            return Sampled(token, fault=Fault(FinishReason.CONSTRAINT, error.message))
         if allowed is not None:
             token = next_allowed(token, allowed)
         if row.params.logprobs is None:

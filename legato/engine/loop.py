@@ -4,7 +4,9 @@ What may enter this file: the order of "drain commands, step, deliver". No polic
 """
 
 import logging
+import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -85,6 +87,12 @@ class EngineLoop:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def place(self) -> str:
+        """What the thread is doing right now, as a traceback: for when it takes too long."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "".join(traceback.format_stack(frame)) if frame else ""
+
     def start(self) -> None:
         self._thread.start()
 
@@ -131,11 +139,11 @@ class EngineLoop:
         return ()
 
     def _publish(self, events: tuple[Event, ...]) -> None:
-        self._living -= {event.request_id for event in events if _is_last(event)}
+        self._living -= {event.request_id for event in events if is_last(event)}
         if events:
             self._deliver(events)
 
 
-def _is_last(event: Event) -> bool:
+def is_last(event: Event) -> bool:
     """Whether no other event of its request follows."""
     return isinstance(event, FinishEvent) or (isinstance(event, TokenEvent) and event.finish is not None)

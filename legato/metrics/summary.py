@@ -45,6 +45,9 @@ class Latencies:
     ttft: Distribution | None
     itl: Distribution | None
     """Over all gaps of all replies."""
+    stall: Distribution | None
+    """The longest gap of each reply, over replies. One that is long among many short ones shows here, and not
+    in the percentiles of all gaps."""
     tpot: Distribution | None
     """Over replies."""
     e2e: Distribution | None
@@ -58,6 +61,7 @@ def latencies(timelines: Iterable[RequestTimeline]) -> Latencies:
     return Latencies(
         ttft=distribution(t.ttft for t in timelines),
         itl=distribution(gap for t in timelines for gap in t.itl),
+        stall=distribution(max(t.itl, default=None) for t in timelines),
         tpot=distribution(t.tpot for t in complete),
         e2e=distribution(t.e2e for t in complete),
         queue_time=distribution(t.queue_time for t in timelines),

@@ -29,7 +29,8 @@ class ThroughputLog:
         if self._since is None:
             self._since = record.schedule.now
             self._prefilled = self._generated = 0
-        self._prefilled += record.schedule.num_prefill_tokens
+        if record.error is None:
+            self._prefilled += record.schedule.num_prefill_tokens
         self._generated += sum(isinstance(event, TokenEvent) for event in record.events)
         elapsed = record.ended - self._since
         if elapsed >= INTERVAL_S:

@@ -17,8 +17,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from legato.core.plan import Sampled, SampleRow
-from legato.errors import ConstraintError, StepError
+from legato.core.plan import Fault, Sampled, SampleRow
+from legato.core.stopping import FinishReason
+from legato.errors import ConstraintError
 from legato.runner.adjust import adjust_rows, forbid_others, is_adjusted
 from legato.runner.draw import best, draw_rows, take_rows
 from legato.runner.random import random64
@@ -36,8 +37,8 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> tuple[Sampled, ...]:
     operation runs once for all rows that need it. Ids in parameters and histories are below V: that is
     checked where requests enter.
 
-    A row whose constraint fails gets a `fault` and no other row does. Raises StepError, naming the request,
-    when a row holds NaN or +inf or no token is left to choose.
+    A row whose constraint fails, that holds NaN or +inf or that has no token left to choose, gets a `fault`;
+    the others know nothing of it.
     """
     groups: dict[tuple[bool, bool], list[int]] = {}
     results: dict[int, Sampled] = {}
@@ -46,14 +47,18 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> tuple[Sampled, ...]:
         try:
             masks[i] = row.allowed()
         except ConstraintError as error:
-            results[i] = Sampled(-1, fault=error.message)
+            results[i] = Sampled(-1, fault=Fault(FinishReason.CONSTRAINT, error.message))
         else:
             groups.setdefault((is_adjusted(row), row.params.greedy), []).append(i)
     for kind, group in groups.items():
         for picks in [group] if kind == _PLAIN_GREEDY else tiles(group, logits):
-            tokens = _choose(take_rows(logits, picks), [rows[i] for i in picks], [masks[i] for i in picks])
-            results.update(zip(picks, map(Sampled, tokens), strict=True))
-    asked = {i: k for i, row in enumerate(rows) if (k := row.params.logprobs) is not None and i in masks}
+            drawn = _choose(take_rows(logits, picks), [rows[i] for i in picks], [masks[i] for i in picks])
+            results.update(zip(picks, drawn, strict=True))
+    asked = {
+        i: k
+        for i, row in enumerate(rows)
+        if (k := row.params.logprobs) is not None and results[i].fault is None
+    }
     for picks in tiles(list(asked), logits):
         chosen = [(results[i].token, asked[i]) for i in picks]
         results.update(zip(picks, report(take_rows(logits, picks), chosen), strict=True))
@@ -66,23 +71,28 @@ def tiles(picks: Sequence[int], logits: Tensor) -> Iterator[Sequence[int]]:
     return (picks[i : i + height] for i in range(0, len(picks), height))
 
 
-def _choose(logits: Tensor, rows: Sequence[SampleRow], masks: Sequence[bytes | None]) -> list[int]:
-    """The tokens of rows that are all adjusted or all not, and all greedy or all drawn."""
+def _choose(logits: Tensor, rows: Sequence[SampleRow], masks: Sequence[bytes | None]) -> Iterator[Sampled]:
+    """What is drawn for rows that are all adjusted or all not, and all greedy or all drawn."""
+    faults: dict[int, Sampled] = {}
     if is_adjusted(rows[0]):
-        _check_peaks(rows, logits.amax(dim=-1))
+        faults = _faults(logits.amax(dim=-1))
         logits = adjust_rows(logits, rows)
         for line, mask in zip(logits, masks, strict=True):
             if mask is not None:
                 forbid_others(line, mask)
     if rows[0].params.greedy:
         highest = _argmax(logits)
-        _check_peaks(rows, logits.gather(1, highest).squeeze(1))
-        tokens: list[int] = highest.squeeze(1).tolist()
-        return tokens
+        faults |= _faults(logits.gather(1, highest).squeeze(1))
+        tokens = iter(highest.squeeze(1).tolist())
+        return (faults.get(i) or Sampled(token) for i, token in enumerate(tokens))
     peaks = logits.amax(dim=-1, keepdim=True)
-    _check_peaks(rows, peaks.squeeze(1))
-    randoms = [random64(_seed(row), row.num_generated) for row in rows]
-    return draw_rows(logits, peaks, [row.params for row in rows], randoms)
+    faults |= _faults(peaks.squeeze(1))
+    sound = [i for i in range(len(rows)) if i not in faults]
+    if faults:
+        logits, peaks = logits[sound], peaks[sound]
+    randoms = [random64(_seed(rows[i]), rows[i].num_generated) for i in sound]
+    drawn = iter(draw_rows(logits, peaks, [rows[i].params for i in sound], randoms) if sound else ())
+    return (faults.get(i) or Sampled(next(drawn)) for i in range(len(rows)))
 
 
 def _argmax(logits: Tensor) -> Tensor:
@@ -109,8 +119,12 @@ def _seed(row: SampleRow) -> int:
     return row.params.seed
 
 
-def _check_peaks(rows: Sequence[SampleRow], peaks: Tensor) -> None:
+def _faults(peaks: Tensor) -> dict[int, Sampled]:
     """Maxima let NaN through, so one look at the highest logits ([R]) covers NaN, +inf and all -inf."""
-    for row, peak in zip(rows, peaks.tolist(), strict=True):
-        if not math.isfinite(peak):
-            raise StepError(f"request {row.request_id}: no token can be chosen, the highest logit is {peak}")
+    return {
+        i: Sampled(
+            -1, fault=Fault(FinishReason.ERROR, f"no token can be chosen, the highest logit is {peak}")
+        )
+        for i, peak in enumerate(peaks.tolist())
+        if not math.isfinite(peak)
+    }

@@ -3,6 +3,7 @@
 The endpoints say what to generate (`Generation`) and how to word it (`Wording`); the order of things is here.
 """
 
+import asyncio
 import secrets
 import time
 from collections import defaultdict
@@ -20,7 +21,7 @@ from legato.engine.output import Delta
 from legato.server.body import in_thread_if
 from legato.server.prompt_log import log_prompts
 from legato.server.protocol import GenerationBody, StreamOptions
-from legato.server.replies import Generation, Part, started
+from legato.server.replies import Generation, Part, out_of_time, started
 from legato.server.service import Service
 from legato.server.sse import DONE, KEEP_ALIVE, EventStream, Silence, event, unless_gone
 
@@ -89,15 +90,25 @@ async def answer(
         "created": int(time.time()),
         "model": service.model_name,
     }
+    prepare = partial(_in_time, prepare, body.timeout)
     if body.stream:
         return EventStream(_events(service, body, head, name, prepare))
     return await unless_gone(request.receive, _whole(service, head, name, prepare))
 
 
+async def _in_time(prepare: Prepare, timeout: float | None) -> tuple[Generation, Wording]:
+    """Tokenizing and grammars may take their time, too."""
+    try:
+        async with asyncio.timeout(timeout):
+            return await prepare()
+    except TimeoutError:
+        raise out_of_time() from None
+
+
 async def _whole(service: Service, head: Json, name: str, prepare: Prepare) -> Response:
     generation, wording = await prepare()
     log_prompts(service, name, generation)
-    with started(service.engine, generation, name) as running:
+    async with started(service.engine, generation, name) as running:
         made: list[list[Delta]] = [[] for _ in running.streams]
         async with aclosing(running.read()) as items:
             async for item in items:
@@ -138,7 +149,7 @@ async def _events(
     def chunks_of(index: int, part: Part) -> list[bytes]:
         return [chunk_of(content) for content in wording.chunks(index, part, first=index not in opened)]
 
-    with started(service.engine, generation, name) as running:
+    async with started(service.engine, generation, name) as running:
         silence = Silence(service.keep_alive, running.wake)
         async with aclosing(running.read()) as items:
             with silence.watched():
@@ -168,10 +179,12 @@ async def _events(
 
 def _progress(index: int, event: ProgressEvent) -> Json:
     """How far the prompt of reply `index` is."""
+    predicted = event.predicted_ttft
     return {
         "index": index,
         "prefilled_tokens": event.num_computed,
         "prompt_tokens": event.num_prompt,
         "cached_tokens": event.num_cached,
         "queue_place": event.queue_place,
+        **({} if predicted is None else {"predicted_ttft_ms": round(1000 * predicted, 1)}),
     }

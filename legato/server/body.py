@@ -16,6 +16,11 @@ from legato.server.strict import Body
 LONG = 4_000
 """Characters or bytes from which work is too long for the event loop: some 100 microseconds."""
 
+MAX_STRUCTURE = 2**18
+"""Most characters `[`, `{` and `:` in a body. Outside of texts they are its lists, objects and fields, of
+which 32 MB can hold millions: JSON is read without a pause, which would stop every other thread for seconds.
+A text with so many of them has millions of tokens."""
+
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
 
@@ -31,10 +36,17 @@ async def read_json(request: Request) -> object:
     return await in_thread_if(len(raw) > LONG, partial(_parse, raw))
 
 
-async def read_body(request: Request, kind: type[B]) -> B:
-    """The body as a `kind`. Raises `RequestError` that names the first field at fault."""
+async def read_body(request: Request, kind: type[B], check: Callable[[B], None]) -> B:
+    """The body as a `kind` that `check` has nothing against. Raises `RequestError` that names the first field
+    at fault."""
     raw = await request.body()
-    return await in_thread_if(len(raw) > LONG, lambda: as_body(_parse(raw), kind))
+
+    def read() -> B:
+        body = as_body(_parse(raw), kind)
+        check(body)
+        return body
+
+    return await in_thread_if(len(raw) > LONG, read)
 
 
 def as_body(data: object, kind: type[B]) -> B:
@@ -47,6 +59,8 @@ def as_body(data: object, kind: type[B]) -> B:
 
 
 def _parse(raw: bytes) -> object:
+    if sum(map(raw.count, (b"[", b"{", b":"))) > MAX_STRUCTURE:
+        raise RequestError(f"the body has more than {MAX_STRUCTURE} of the characters [ {{ : in all")
     try:
         data: object = json.loads(raw.decode())
     except json.JSONDecodeError as error:
@@ -63,9 +77,9 @@ def _parse(raw: bytes) -> object:
 
 def _request_error(details: ErrorDetails) -> RequestError:
     """Only the path and our or pydantic's words: never what the client wrote."""
-    path = [*details["loc"], *([details["ctx"]["field"]] if details["type"] == "not_supported" else [])]
-    param = _dotted(path)
-    if details["type"] == "extra_forbidden":
+    field = details.get("ctx", {}).get("field")
+    param = _dotted([*details["loc"], *([] if field is None else [field])])
+    if details["type"] == "unknown":
         return RequestError(f"unknown field {param}", param=param)
     problem = details["msg"].replace("Input should be", "must be")
     return RequestError(f"{param or 'the body'}: {problem[:1].lower()}{problem[1:]}", param=param or None)

@@ -14,16 +14,16 @@ from legato.server.service import Service
 from legato.server.structured import asked_form, compiled, content_schema, naming
 from legato.server.tools import Named, Tool
 from legato.text.grammar import Grammar, json_source
+from legato.text.grammar_trial import Source
 from legato.text.tool_call_parser import Call, Content, Piece, ToolCallParser
 from legato.text.tool_calls import Function, ToolFormat, calls_source, in_plain_words
 
 NO_ARGUMENTS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def check_tools(body: ChatBody, service: Service) -> None:
+def check_tools(body: ChatBody) -> None:
     """All about tools that can be refused before anything is compiled."""
     names = [tool.function.name for tool in body.tools]
-    service.limits.check(len(names), service.limits.tools, "tools")
     for i, name in enumerate(names):
         if name in names[:i]:
             param = f"tools[{i}].function.name"
@@ -76,15 +76,20 @@ async def calling(body: ChatBody, service: Service) -> Calling | None:
     if not offered(body) or use is None:
         return None
     named = choice.name if isinstance(choice, Named) else None
-    functions = await asyncio.to_thread(_functions, body.tools, named, service)
     marker_id = service.tokenizer.special_id(use.format.marker)
-    source = calls_source(
-        use.format,
-        [*functions.values()],
-        content=content_schema(body.response_format, service.grammars) if choice == "auto" else None,
-        parallel=body.parallel_tool_calls and named is None,
-        marker_id=marker_id,
-    )
+
+    def described() -> tuple[dict[str, Function], Source]:
+        functions = _functions(body.tools, named, service)
+        source = calls_source(
+            use.format,
+            [*functions.values()],
+            content=content_schema(body.response_format, service.grammars) if choice == "auto" else None,
+            parallel=body.parallel_tool_calls and named is None,
+            marker_id=marker_id,
+        )
+        return functions, source
+
+    functions, source = await asyncio.to_thread(described)
     try:
         form = await compiled("tools", source, service.grammars)
     except RequestError:
@@ -146,8 +151,8 @@ class CallsInReply:
         return {**message, "content": content or None, "tool_calls": calls}
 
     def finish_reason(self, part: Part) -> str | None:
-        """Of a reply that its part ends."""
-        called = self._num_calls > 0 and part.finish_reason == "stop"
+        """Of a reply that its part ends. One cut by a stop string in the middle of a call has none to run."""
+        called = self._num_calls > 0 and part.finish_reason == "stop" and not self._parser.in_call
         return "tool_calls" if called else part.finish_reason
 
     def _delta(self, piece: Piece) -> Json:

@@ -23,13 +23,14 @@ from legato.server.sampling import (
     check_body,
     check_length,
     num_truncated,
+    reply_length,
     sampling_params,
     terms,
     text_rules,
     truncated,
 )
 from legato.server.service import Service
-from legato.server.structured import constrained, constraint
+from legato.server.structured import constraint
 from legato.server.tools import Tool
 from legato.text.chat import ChatTemplate
 
@@ -50,9 +51,8 @@ def chat_routes(service: Service) -> APIRouter:
     )
     async def create(request: Request) -> Response:
         service.readiness.check()
-        body = await read_body(request, ChatBody)
+        body = await read_body(request, ChatBody, partial(_check, service))
         arrival = service.engine.engine.clock()
-        _check(body, service)
         return await answer(service, request, body, ENDPOINT, partial(_prepare, service, body, arrival))
 
     return router
@@ -90,33 +90,32 @@ def _render(
     return tuple(service.tokenizer.encode_chat(prompt, add_special_tokens=conversation.add_special_tokens))
 
 
-def _check(body: ChatBody, service: Service) -> None:
+def _check(service: Service, body: ChatBody) -> None:
     check_model(body.model, service)
     check_body(body, service)
     service.limits.check(body.top_logprobs or 0, service.limits.logprobs, "top_logprobs")
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs: only with logprobs", param="top_logprobs")
-    check_tools(body, service)
+    check_tools(body)
 
 
 async def _prepare(service: Service, body: ChatBody, arrival: float) -> tuple[Generation, Wording]:
     whole = await prompt_ids(service, body, offered(body))
     prompt = truncated(whole, body, service)
+    length = reply_length(body, service.max_model_len, len(prompt), None)
+    calls = await calling(body, service)
     params = sampling_params(
         body,
         service,
-        len(prompt),
-        default_max=None,
+        [length],
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
         bad_words=await bad_words(body, service),
+        form=await constraint(body, service.grammars) if calls is None else calls.form,
     )
-    calls = await calling(body, service)
-    form = await constraint(body, service.grammars) if calls is None else calls.form
-    params = constrained(params, form, ignore_eos=body.ignore_eos, eos_ids=service.tokenizer.eos_ids)
     generation = Generation(
         prompts=(prompt,),
-        params=(params,),
+        params=params,
         text=replace(text_rules(body), shown=frozenset() if calls is None else calls.marker_ids),
         num_truncated=num_truncated(body, [whole], [prompt]),
         n=body.n,

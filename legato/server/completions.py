@@ -21,13 +21,14 @@ from legato.server.sampling import (
     check_ids,
     check_length,
     num_truncated,
+    reply_length,
     sampling_params,
     terms,
     text_rules,
     truncated,
 )
 from legato.server.service import Service
-from legato.server.structured import constrained, constraint
+from legato.server.structured import constraint
 
 ENDPOINT = Endpoint(id_prefix="cmpl", whole_object="text_completion", chunk_object="text_completion")
 
@@ -45,15 +46,14 @@ def completion_routes(service: Service) -> APIRouter:
     )
     async def create(request: Request) -> Response:
         service.readiness.check()
-        body = await read_body(request, CompletionBody)
+        body = await read_body(request, CompletionBody, partial(_check, service))
         arrival = service.engine.engine.clock()
-        _check(body, service)
         return await answer(service, request, body, ENDPOINT, partial(_prepare, service, body, arrival))
 
     return router
 
 
-def _check(body: CompletionBody, service: Service) -> None:
+def _check(service: Service, body: CompletionBody) -> None:
     limits = service.limits
     check_model(body.model, service)
     check_body(body, service)
@@ -73,24 +73,18 @@ async def _prepare(service: Service, body: CompletionBody, arrival: float) -> tu
     prompts = tuple(truncated(prompt, body, service) for prompt in whole)
     echoed = 0 if body.logprobs is None and asked_length(body) == 0 else body.logprobs
     wanted = [body.prompt_logprobs, echoed if body.echo else None]
+    lengths = [
+        reply_length(body, service.max_model_len, len(prompt), DEFAULT_MAX_TOKENS) for prompt in prompts
+    ]
     words = await bad_words(body, service)
-    form = await constraint(body, service.grammars)
-    params = tuple(
-        constrained(
-            sampling_params(
-                body,
-                service,
-                len(prompt),
-                default_max=DEFAULT_MAX_TOKENS,
-                logprobs=body.logprobs,
-                prompt_logprobs=max((num for num in wanted if num is not None), default=None),
-                bad_words=words,
-            ),
-            form,
-            ignore_eos=body.ignore_eos,
-            eos_ids=service.tokenizer.eos_ids,
-        )
-        for prompt in prompts
+    params = sampling_params(
+        body,
+        service,
+        lengths,
+        logprobs=body.logprobs,
+        prompt_logprobs=max((num for num in wanted if num is not None), default=None),
+        bad_words=words,
+        form=await constraint(body, service.grammars),
     )
     generation = Generation(
         prompts=prompts,

@@ -9,16 +9,13 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
-import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from legato.errors import UnavailableError
-from legato.server.connection import Connection
 from legato.server.entrance import Entrance
 from legato.server.failures import error_response
-from legato.server.run import BACKLOG, SEND_S, Silent, naming
+from legato.server.run import BACKLOG, Silent, http_config, naming
 
 
 @contextmanager
@@ -27,17 +24,7 @@ def lobby(listener: socket.socket) -> Iterator[None]:
     there by now."""
     with naming(*listener.getsockname()[:2]):
         listener.listen(BACKLOG)
-    config = uvicorn.Config(
-        Entrance(_loading, access_log=False),
-        http=partial(Connection, SEND_S),  # type: ignore[arg-type]
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        server_header=False,
-        timeout_graceful_shutdown=1,
-    )
-    server = Silent(config)
+    server = Silent(http_config(Entrance(_loading, access_log=False), flush=1))
     shared = listener.dup()  # uvicorn closes what it is given
     thread = threading.Thread(
         target=lambda: asyncio.run(server.serve(sockets=[shared])), name="legato-lobby", daemon=True

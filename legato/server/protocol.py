@@ -11,18 +11,22 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    JsonValue,
     PlainValidator,
     WithJsonSchema,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from legato.server.strict import NO_LIST, NONE, Body, unicode
+from legato.server.strict import NO_LIST, NONE, Body, Entries, Items, JsonObject, unicode
 from legato.server.structured import StructuredFields
 from legato.server.tools import Tool, ToolCall, ToolFields
 
 _MAX_INT = 2**31 - 1
+MAX_IDS = 1024
+"""Ids that a reply may be made of: they are looked through in every step."""
+
+
+BadWord = Annotated[str, AfterValidator(unicode), Field(min_length=1, max_length=1000)]
 
 
 class StreamOptions(Body):
@@ -87,14 +91,14 @@ class GenerationBody(StructuredFields):
     repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    allowed_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
+    allowed_token_ids: Annotated[Items[int], Field(min_length=1, max_length=MAX_IDS)] | None = None
     """The only ids that may be sampled (vLLM)."""
-    bad_words: list[Annotated[str, AfterValidator(unicode), Field(min_length=1, max_length=1000)]] = []
+    bad_words: Annotated[Items[BadWord], Field(max_length=128)] = []
     """Texts that a reply does not write as they are tokenized by themselves or behind a space (vLLM)."""
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = {}
-    stop: Annotated[list[str], BeforeValidator(_listed), _schema_of(_TEXT, _TEXTS)] = []
-    stop_token_ids: list[int] = []
+    logit_bias: Entries[Annotated[float, Field(ge=-100, le=100)]] = {}
+    stop: Annotated[Items[str], BeforeValidator(_listed), _schema_of(_TEXT, _TEXTS)] = []
+    stop_token_ids: Annotated[Items[int], Field(max_length=128)] = []
     ignore_eos: bool = False
     """Only `stop`, `stop_token_ids` and the length end a reply."""
     include_stop_str_in_output: bool = False
@@ -122,7 +126,7 @@ class GenerationBody(StructuredFields):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     """A label of the client's. Not used."""
-    metadata: dict[str, str] = {}
+    metadata: Entries[str] = {}
     """Labels of the client's. Not used."""
 
 
@@ -188,9 +192,9 @@ class Message(Body):
     }
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[list[TextPart], BeforeValidator(_parts), _schema_of(_TEXT, _PARTS)] | None = None
+    content: Annotated[Items[TextPart], BeforeValidator(_parts), _schema_of(_TEXT, _PARTS)] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Items[ToolCall] | None = None
     """The assistant's."""
     tool_call_id: str | None = None
     """Which call's result a tool's message is."""
@@ -214,16 +218,16 @@ def _at(field: str, problem: str) -> PydanticCustomError:
 class Conversation(Body):
     """Messages, and how a chat template makes a prompt of them."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Items[Message] = Field(min_length=1)
     add_generation_prompt: bool = True
     """Ends the prompt where the assistant's answer begins."""
     continue_final_message: bool = False
     """Ends the prompt with the last message, left open, so that the reply continues it (vLLM)."""
     add_special_tokens: bool = False
     """Adds BOS and EOS where the model wants them and the template did not (vLLM)."""
-    chat_template_kwargs: dict[str, JsonValue] = {}
+    chat_template_kwargs: JsonObject = {}
     """Further variables for the chat template."""
-    tools: list[Tool] = []
+    tools: Annotated[Items[Tool], Field(max_length=128)] = []
     """What the model may call."""
 
 
@@ -274,4 +278,4 @@ class DetokenizeBody(Body):
     """POST /detokenize"""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Items[int]

@@ -4,8 +4,8 @@ Knows nothing of JSON.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,6 +16,9 @@ from legato.engine.async_engine import AsyncEngine, Stream
 from legato.engine.output import Delta, Finish, Terms, TextRules
 from legato.errors import ConstraintError, DeadlineError, StepError, UnavailableError
 from legato.server.sampling import seed_of
+
+AT_ONCE = 16
+"""Replies that are submitted in one go: some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +104,8 @@ class Replies:
             yield item
 
 
-@contextmanager
-def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[Replies]:
+@asynccontextmanager
+async def started(engine: AsyncEngine, generation: Generation, name: str) -> AsyncIterator[Replies]:
     """Submit everything, or nothing if the queue has no room for all. Whatever is still running when the
     block is left is aborted.
 
@@ -114,9 +117,11 @@ def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[
         for prompt, params in zip(generation.prompts, generation.params, strict=True):
             for sample in range(generation.n):
                 index = len(replies.streams)
+                if index and index % AT_ONCE == 0:
+                    await asyncio.sleep(0)  # the streams of others go on
                 stream = engine.submit(
                     prompt,
-                    replace(params, seed=seed_of(params.seed, sample)),
+                    params if params.seed is None else replace(params, seed=seed_of(params.seed, sample)),
                     text=generation.text,
                     request_id=f"{name}-{index}",
                     arrival=generation.arrival,
@@ -129,12 +134,16 @@ def started(engine: AsyncEngine, generation: Generation, name: str) -> Iterator[
         yield replies
 
 
+def out_of_time() -> DeadlineError:
+    return DeadlineError("the request's timeout passed before its reply was complete")
+
+
 def _check(finish: Finish) -> None:
     if finish.reason is FinishReason.ERROR:
         raise StepError(finish.message)
     if finish.reason is FinishReason.CONSTRAINT:
         raise ConstraintError(finish.message)
     if finish.reason is FinishReason.TIMEOUT:
-        raise DeadlineError("the request's timeout passed before its reply was complete")
+        raise out_of_time()
     if finish.reason is FinishReason.ABORT:  # nobody here asked for it, so the engine is stopping
         raise UnavailableError("the server shut down before the reply was complete")

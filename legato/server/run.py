@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from legato.errors import ConfigError
 from legato.server.app import create_app
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 KEEP_ALIVE_S = 75.0
 """Longer than clients and proxies keep idle connections in their pools; else they send into closed ones."""
 SEND_S = 60.0
+RECEIVE_S = 120.0
 WATCH_S = 1.0
 STEP_S = 60.0
 """How long the end waits for the step in flight."""
@@ -54,29 +56,26 @@ async def serve(
     shutdown_timeout: float = 30.0,
     keep_alive: float = KEEP_ALIVE_S,
     send_timeout: float = SEND_S,
+    receive_timeout: float = RECEIVE_S,
 ) -> None:
     """Serve on `listener` (see `bind`) until SIGTERM, SIGINT or `shutdown`; then return.
 
     `on_ready` gets one line with the address once requests are answered. Running replies get
     `shutdown_timeout` seconds to finish; idle connections stay open for `keep_alive` seconds; a client that
-    takes nothing sent to it for `send_timeout` seconds is dropped. Raises `ConfigError` if someone else
-    listens there by now.
+    takes nothing sent to it for `send_timeout` seconds is dropped, and one that takes more than
+    `receive_timeout` seconds to send a request. Raises `ConfigError` if someone else listens there by now.
     """
     with naming(*listener.getsockname()[:2]):
         listener.listen(BACKLOG)
     shutdown = shutdown or Shutdown()
     host, port = listener.getsockname()[:2]
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    config = uvicorn.Config(
+    config = http_config(
         create_app(service),
-        http=partial(Connection, send_timeout),  # type: ignore[arg-type]
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        server_header=False,
-        timeout_keep_alive=keep_alive,  # type: ignore[arg-type]
-        timeout_graceful_shutdown=FLUSH_S,
+        keep_alive=keep_alive,
+        send_timeout=send_timeout,
+        receive_timeout=receive_timeout,
+        flush=FLUSH_S,
     )
     server = _Server(config, lambda: on_ready(f"Legato is ready on http://{address}"))
     await service.engine.start()
@@ -90,6 +89,28 @@ async def serve(
             ending.cancel()
             watching.cancel()
             await service.engine.stop(patience_s=0)
+
+
+def http_config(
+    app: ASGIApp,
+    *,
+    flush: int,
+    keep_alive: float = KEEP_ALIVE_S,
+    send_timeout: float = SEND_S,
+    receive_timeout: float = RECEIVE_S,
+) -> uvicorn.Config:
+    """HTTP for `app`, all times in seconds."""
+    return uvicorn.Config(
+        app,
+        http=partial(Connection, send_timeout, receive_timeout),  # type: ignore[arg-type]
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        timeout_keep_alive=keep_alive,  # type: ignore[arg-type]
+        timeout_graceful_shutdown=flush,
+    )
 
 
 async def _end(service: Service, shutdown: Shutdown, timeout: float, server: "_Server") -> None:
@@ -112,7 +133,7 @@ async def _watch(service: Service) -> None:
     while service.engine.failure is None:
         trouble = service.engine.trouble
         if trouble is not None and not stuck:
-            logger.error("%s", trouble)
+            logger.error("%s\n%s", trouble, service.engine.place)
         elif trouble is None and stuck:
             logger.warning("the engine goes on")
         stuck = trouble is not None

@@ -1,6 +1,7 @@
 """From a request's body to `SamplingParams`: what the model, the prompt and the server's limits decide."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from legato.config import in_seconds
@@ -10,6 +11,8 @@ from legato.errors import ContextLengthError, RequestError
 from legato.server.body import LONG, in_thread_if
 from legato.server.protocol import GenerationBody
 from legato.server.service import Service
+from legato.server.structured import constrained
+from legato.text.grammar import Grammar
 from legato.text.stop import StopStrings
 
 _SEEDS = 1 << 64
@@ -21,9 +24,6 @@ def check_body(body: GenerationBody, service: Service) -> None:
     """Everything about a body that can be refused before its prompt is known."""
     limits = service.limits
     limits.check(body.n, limits.n, "n")
-    limits.check(len(body.logit_bias), limits.logit_bias, "logit_bias")
-    limits.check(len(body.stop_token_ids), limits.stop_token_ids, "stop_token_ids")
-    limits.check(len(body.bad_words), limits.bad_words, "bad_words")
     limits.check(body.prompt_logprobs or 0, limits.logprobs, "prompt_logprobs")
     if body.best_of not in (None, body.n):
         raise RequestError("best_of: other than n is not supported", param="best_of")
@@ -84,30 +84,52 @@ async def bad_words(body: GenerationBody, service: Service) -> tuple[tuple[int, 
     )
 
 
+def reply_length(body: GenerationBody, max_model_len: int, num_prompt: int, default: int | None) -> int:
+    """The most tokens of a reply to a prompt of `num_prompt` tokens.
+
+    A body without max_tokens gets `default`, or less if there is less room; None is all the room left. Raises
+    `ContextLengthError`, with the numbers, if prompt and reply cannot fit.
+    """
+    if num_prompt == 0:
+        raise RequestError("the prompt is empty", param="prompt")
+    room = max_model_len - num_prompt
+    asked = asked_length(body)
+    if room < (asked != 0):
+        raise ContextLengthError(
+            f"the prompt has {num_prompt} tokens; at most {max_model_len} are possible, "
+            "at least 1 of them for the reply",
+            param="prompt",
+        )
+    if asked is not None and asked > room:
+        raise ContextLengthError(
+            f"the prompt has {num_prompt} tokens and the request asks for {asked} more; "
+            f"together at most {max_model_len} are possible",
+            param="max_tokens",
+        )
+    most = asked if asked is not None else room if default is None else min(room, default)
+    if body.min_tokens > most:
+        raise RequestError(
+            f"min_tokens: {body.min_tokens} is above the {most} tokens possible", param="min_tokens"
+        )
+    return most
+
+
 def sampling_params(
     body: GenerationBody,
     service: Service,
-    num_prompt: int,
+    lengths: Sequence[int],
     *,
-    default_max: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
     bad_words: tuple[tuple[int, ...], ...],
-) -> SamplingParams:
-    """The parameters of the first reply to a prompt of `num_prompt` tokens.
-
-    A body without max_tokens gets `default_max`, or less if there is less room; None is all the room left.
-    Raises `ContextLengthError`, with the numbers, if prompt and reply cannot fit.
-    """
-    max_tokens = _max_tokens(body, service.max_model_len, num_prompt, default_max)
-    if body.min_tokens > max_tokens:
-        raise RequestError(
-            f"min_tokens: {body.min_tokens} is above the {max_tokens} tokens possible", param="min_tokens"
-        )
+    form: Grammar | None,
+) -> tuple[SamplingParams, ...]:
+    """For each of some prompts the parameters of its first reply, which may have `lengths` tokens at most."""
     said, defaults = body.model_fields_set, service.sampling_defaults
     top_k = body.top_k if "top_k" in said else defaults.top_k
+    eos_ids = service.tokenizer.eos_ids
     params = SamplingParams(
-        max_tokens=max_tokens,
+        max_tokens=lengths[0],
         min_tokens=body.min_tokens,
         temperature=body.temperature if "temperature" in said else defaults.temperature,
         top_k=top_k if 0 < top_k < service.vocab_size else 0,
@@ -124,11 +146,17 @@ def sampling_params(
         prompt_logprobs=prompt_logprobs,
         allowed_token_ids=None if body.allowed_token_ids is None else frozenset(body.allowed_token_ids),
         bad_words=bad_words,
-        stop_token_ids=frozenset(body.stop_token_ids)
-        | (frozenset() if body.ignore_eos else service.tokenizer.eos_ids),
+        stop_token_ids=frozenset(body.stop_token_ids) | (frozenset() if body.ignore_eos else eos_ids),
     )
     _check_choice(params, service.vocab_size)
-    return params
+    # Prompts share what they can: there may be a thousand, and a thousand ids in the parameters.
+    made = {
+        length: constrained(
+            replace(params, max_tokens=length), form, ignore_eos=body.ignore_eos, eos_ids=eos_ids
+        )
+        for length in {*lengths}
+    }
+    return tuple(made[length] for length in lengths)
 
 
 def text_rules(body: GenerationBody) -> TextRules:
@@ -152,37 +180,15 @@ def terms(body: GenerationBody) -> Terms:
     )
 
 
-def seed_of(seed: int | None, sample: int) -> int | None:
+def seed_of(seed: int, sample: int) -> int:
     """The seed of a prompt's reply number `sample`: a seed gives n different replies, the first of which is
     the reply to the same request with n = 1. Wraps around within signed 64 bits."""
-    return None if seed is None else (seed + sample + _SEEDS // 2) % _SEEDS - _SEEDS // 2
+    return (seed + sample + _SEEDS // 2) % _SEEDS - _SEEDS // 2
 
 
 def asked_length(body: GenerationBody) -> int | None:
     """The most tokens that a reply may have, if the request says so."""
     return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-
-
-def _max_tokens(body: GenerationBody, max_model_len: int, num_prompt: int, default: int | None) -> int:
-    if num_prompt == 0:
-        raise RequestError("the prompt is empty", param="prompt")
-    room = max_model_len - num_prompt
-    asked = asked_length(body)
-    if room < (asked != 0):
-        raise ContextLengthError(
-            f"the prompt has {num_prompt} tokens; at most {max_model_len} are possible, "
-            "at least 1 of them for the reply",
-            param="prompt",
-        )
-    if asked is None:
-        return room if default is None else min(room, default)
-    if asked > room:
-        raise ContextLengthError(
-            f"the prompt has {num_prompt} tokens and the request asks for {asked} more; "
-            f"together at most {max_model_len} are possible",
-            param="max_tokens",
-        )
-    return asked
 
 
 def _check_choice(params: SamplingParams, vocab_size: int) -> None:

@@ -28,14 +28,8 @@ class Limits:
     """Prompts times `n`."""
     logprobs: int = 20
     """Most likely tokens listed for each token (as OpenAI)."""
-    body_bytes: int = 32 * 2**20
+    body_bytes: int = 8 * 2**20
     """The body of one HTTP request."""
-    logit_bias: int = 1024
-    """Tokens with a bias."""
-    stop_token_ids: int = 128
-    tools: int = 128
-    """Tools in one chat request (as OpenAI)."""
-    bad_words: int = 128
 
     def check(self, value: int, limit: int, name: str) -> None:
         """Raises `RequestError` with both numbers if `value`, of the field `name`, is above `limit`."""

@@ -9,20 +9,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from legato.core.request import SamplingParams
 from legato.errors import RequestError
-from legato.server.strict import NONE, Body, unicode
+from legato.server.strict import NONE, Body, Items, JsonObject, unicode
 from legato.text.grammar import Grammar, Grammars, choice_source, grammar_source, json_source, regex_source
 from legato.text.grammar_trial import Source
 
 MAX_CHOICES = 10_000
 
 Text = Annotated[str, AfterValidator(unicode)]
-Schema = dict[str, JsonValue]
-Choices = Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES)]
+Choices = Annotated[Items[Text], Field(min_length=1, max_length=MAX_CHOICES)]
 
 
 def _read(value: object) -> object:
@@ -38,7 +37,7 @@ def _read(value: object) -> object:
 
 
 SchemaOrText = Annotated[
-    Schema,
+    JsonObject,
     BeforeValidator(_read),
     WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}]}),
 ]
@@ -51,7 +50,7 @@ class JsonSchemaFormat(Body):
     """A label of the client's. Not used."""
     description: str | None = None
     """Not used: what the model is to know of the schema belongs in the messages."""
-    schema_: Schema = Field(default_factory=lambda: dict[str, JsonValue](), alias="schema")
+    schema_: JsonObject = Field(default_factory=dict, alias="schema")
     strict: bool = False
     """Refuse a schema with a keyword that is not supported, in place of leaving the keyword out."""
 

@@ -8,7 +8,7 @@ from legato.server.chat import prompt_ids
 from legato.server.models import check_model
 from legato.server.openapi import BODY_ERRORS, answers, has, takes
 from legato.server.protocol import DetokenizeBody, TokenizeChatBody, TokenizeTextBody
-from legato.server.sampling import check_ids
+from legato.server.sampling import check_ids, check_length
 from legato.server.service import Service
 
 
@@ -36,9 +36,12 @@ def token_routes(service: Service) -> APIRouter:
     )
     async def detokenize(request: Request) -> dict[str, object]:
         """The text of ids, special tokens by name."""
-        body = await read_body(request, DetokenizeBody)
-        check_model(body.model, service)
-        check_ids(body.tokens, service.vocab_size, "tokens")
+
+        def check(body: DetokenizeBody) -> None:
+            check_model(body.model, service)
+            check_ids(body.tokens, service.vocab_size, "tokens")
+
+        body = await read_body(request, DetokenizeBody, check)
         decode = service.tokenizer.decode
         text = await in_thread_if(len(body.tokens) > LONG, lambda: decode(body.tokens, skip_special=False))
         return {"prompt": text}
@@ -53,6 +56,7 @@ async def _of_chat(body: TokenizeChatBody, service: Service) -> list[int]:
 
 async def _of_text(body: TokenizeTextBody, service: Service) -> list[int]:
     check_model(body.model, service)
+    check_length(body.prompt, service.max_model_len)
     return await in_thread_if(
         len(body.prompt) > LONG,
         lambda: service.tokenizer.encode(

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, JsonValue, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from legato.server.strict import Body, unicode
+from legato.server.strict import Body, JsonObject, unicode
 
 Text = Annotated[str, AfterValidator(unicode)]
 
@@ -14,7 +14,7 @@ Text = Annotated[str, AfterValidator(unicode)]
 class FunctionTool(Body):
     name: str = Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")
     description: Text | None = None
-    parameters: dict[str, JsonValue] | None = None
+    parameters: JsonObject | None = None
     """JSON Schema of the arguments; none are taken if left out."""
     strict: bool = False
     """Refuse a schema with a keyword that is not supported, in place of leaving the keyword out."""

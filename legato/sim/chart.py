@@ -7,13 +7,17 @@ from math import ceil, floor, log10
 
 WIDTH, HEIGHT = 960, 260
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 28, 36
-COLOURS = ("#2a6fbb", "#d1622b", "#3f8f4f", "#8a5bb5", "#8c6d31")
+COLOURS = ("#3b82d0", "#d1622b", "#3f8f4f", "#9a6bc5", "#9c7d41")
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; color: #222; }
-pre { background: #f4f4f2; padding: 1rem; overflow-x: auto; font-size: 13px; }
-svg { width: 100%; height: auto; font: 12px system-ui, sans-serif; }
-.axis { stroke: #bbb; stroke-width: 1; } .mark { stroke: #c22; stroke-dasharray: 6 4; }
+:root { color-scheme: light dark; --ink: #222; --paper: #fff; --box: #f4f4f2; --axis: #bbb; }
+@media (prefers-color-scheme: dark) { :root { --ink: #ddd; --paper: #181818; --box: #252525; --axis: #555; } }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+body { color: var(--ink); background: var(--paper); }
+pre { background: var(--box); padding: 1rem; overflow-x: auto; font-size: 13px; }
+svg { width: 100%; height: auto; font: 12px system-ui, sans-serif; fill: var(--ink); }
+.axis { stroke: var(--axis); stroke-width: 1; } .mark { stroke: #c22; stroke-dasharray: 6 4; }
+.ring { stroke: var(--ink); stroke-width: 1.5; }
 """
 
 Points = Sequence[tuple[float, float]]
@@ -118,8 +122,13 @@ def over_time(times: Sequence[float], values: Sequence[float], *, worst: bool, m
 
 def page(title: str, text: str, charts: Sequence[Chart]) -> str:
     """A whole HTML file: a heading, a text of fixed width, the charts."""
-    body = "".join(f"<h2>{escape(chart.title)}</h2>{chart.svg()}" for chart in charts)
+    drawings = "".join(f"<h2>{escape(chart.title)}</h2>{chart.svg()}" for chart in charts)
+    return document(title, f"<pre>{escape(text)}</pre>{drawings}")
+
+
+def document(title: str, body: str) -> str:
+    """A whole HTML file: a heading, and `body`, which is HTML. Readable on a bright and on a dark screen."""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{STYLE}</style></head><body><h1>{escape(title)}</h1><pre>{escape(text)}</pre>{body}</body></html>\n"
+        f"<style>{STYLE}</style></head><body><h1>{escape(title)}</h1>{body}</body></html>\n"
     )

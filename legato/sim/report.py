@@ -112,6 +112,7 @@ def table(result: Report) -> Iterator[str]:
     names = result.latencies
     yield _row("time to first token", names.ttft)
     yield _row("gap between tokens", names.itl)
+    yield _row("longest gap of a reply", names.stall)
     yield _row("mean gap of a reply", names.tpot)
     yield _row("whole reply", names.e2e)
     yield _row("wait in the queue", names.queue_time)

@@ -24,7 +24,7 @@ class Simulation:
     scheduler: Scheduler
     """As it was at the end."""
     targets: Targets
-    """The server's."""
+    """Of requests without their own."""
     steps: Steps
     ended: tuple[RequestTimeline, ...]
     """In the order in which they ended."""
@@ -52,13 +52,18 @@ def run_simulation(
     max_model_len: int | None = None,
     noise: bool = True,
     seed: int = 0,
+    targets: Targets | None = None,
     observers: Sequence[Observer] = (),
 ) -> Simulation:
-    """With `noise`, steps differ from what is predicted as the measured ones did; `seed` draws how."""
+    """With `noise`, steps differ from what is predicted as the measured ones did; `seed` draws how.
+
+    `targets` are what requests without their own are judged by; None: those that the settings aim at.
+    """
     model = costs.cost_model()
     times = StepTimes(model.cost, costs.ratios(model.cost) if noise else (), seed=seed)
     scheduler = new_scheduler(engine, costs, model, max_model_len)
-    targets = Targets(ttft=in_seconds(engine.ttft_target_ms), tpot=in_seconds(engine.tpot_target_ms))
+    if targets is None:
+        targets = Targets(ttft=in_seconds(engine.ttft_target_ms), tpot=in_seconds(engine.tpot_target_ms))
     recorder = Recorder(targets)
     refused = simulate(scheduler, arrivals, times, observers=(recorder, *observers))
     return Simulation(

@@ -6,15 +6,17 @@ grammar names them. Does not know requests or HTTP.
 """
 
 import json
+import math
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from threading import Lock
+from threading import BoundedSemaphore, Lock
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from legato.errors import ConstraintError, RequestError
+from legato.errors import ConstraintError, QueueFullError, RequestError
 from legato.text.grammar_trial import Source, Trial, WorkLimits, reason
 from legato.text.tokenizer import Tokenizer
 
@@ -32,6 +34,10 @@ class GrammarLimits:
     """Objects and lists in each other in a schema."""
     compile_s: float = 5.0
     compile_memory_bytes: int = 1 << 30
+    waiting: int = 256
+    """Grammars that wait to be compiled, the one that is being compiled included."""
+    wait_s: float = 10.0
+    """Before it is compiled. Many that are quick pass, and a few that take long do not hold up the others."""
     cached: int = 32
     """Grammars that are kept compiled."""
     work: WorkLimits = field(default_factory=WorkLimits)
@@ -54,24 +60,44 @@ class Grammars:
         )
         self._compiled: OrderedDict[Source, Grammar] = OrderedDict()
         self._lock = Lock()
+        self._places = BoundedSemaphore(self.limits.waiting)
 
     def compile(self, source: Source) -> "Future[Grammar]":
         """The grammar of `source`, at once if it is a known one. From any thread.
 
-        It fails with `RequestError`: the reason, or the limit and what is asked for.
+        It fails with `RequestError`: the reason, or the limit and what is asked for; with `QueueFullError` if
+        it waited for too long. Raises `QueueFullError` if too many wait.
         """
+        known = self._known(source)
+        if known is not None:
+            done: Future[Grammar] = Future()
+            done.set_result(known)
+            return done
+        if not self._places.acquire(blocking=False):
+            most = self.limits.waiting
+            raise self._busy(f"{most} grammars wait to be compiled, at most {most} may")
+        future = self._thread.submit(self._compile, source, time.monotonic())
+        future.add_done_callback(lambda _: self._places.release())
+        return future
+
+    def _known(self, source: Source) -> "Grammar | None":
         with self._lock:
             known = self._compiled.get(source)
-            if known is None:
-                return self._thread.submit(self._compile, source)
-            self._compiled.move_to_end(source)
-        done: Future[Grammar] = Future()
-        done.set_result(known)
-        return done
+            if known is not None:
+                self._compiled.move_to_end(source)
+        return known
 
-    def _compile(self, source: Source) -> "Grammar":
+    def _busy(self, problem: str) -> QueueFullError:
+        return QueueFullError(problem, retry_after_s=math.ceil(self.limits.compile_s))
+
+    def _compile(self, source: Source, asked: float) -> "Grammar":
+        """`asked`: when."""
         if self._tokens is None:
             raise RequestError("not possible with a model that has no end-of-text token")
+        if (known := self._known(source)) is not None:  # by now: others asked for the same
+            return known
+        if time.monotonic() - asked > self.limits.wait_s:
+            raise self._busy(f"grammars wait for more than {self.limits.wait_s:g} s to be compiled")
         size, most = len(source.text.encode()), self.limits.source_bytes
         if size > most:
             raise RequestError(f"has {size} bytes, at most {most} possible")

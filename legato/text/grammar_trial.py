@@ -13,6 +13,7 @@ import sys
 import time
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -129,7 +130,8 @@ def _killed(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
     for pipe in (process.stdin, process.stdout):
         assert pipe is not None
-        pipe.close()
+        with suppress(BrokenPipeError):  # what it did not read any more
+            pipe.close()
 
 
 def reason(error: str) -> str:

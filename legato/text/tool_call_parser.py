@@ -36,6 +36,9 @@ class Arguments:
 Piece = Content | Call | Arguments
 
 _BLANKS = " \n\t\r"
+MAX_BLANKS = 64
+"""In one place of a call. What may become one is read again with each token: a reply of blanks must not make
+that long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +104,11 @@ class ToolCallParser:
         self._first = True
         """Whether the next call is the first of its frame."""
         self._json = _JsonEnd()
+
+    @property
+    def in_call(self) -> bool:
+        """Whether the last call's arguments are not complete."""
+        return self._state is _State.ARGUMENTS
 
     def push(self, text: str) -> list[Piece]:
         """What the text adds to what is known."""
@@ -227,8 +235,11 @@ class _Different(Exception):  # noqa: N818
 def _past(text: str, at: int, literals: Iterable[str]) -> int:
     """Where `text` goes on after the literals that stand from `at` on, with any blanks before each."""
     for literal in literals:
+        most = at + MAX_BLANKS
         while at < len(text) and text[at] in _BLANKS:
             at += 1
+            if at > most:
+                raise _Different
         there = text[at : at + len(literal)]
         if there != literal:
             raise _TooShort if len(there) < len(literal) and literal.startswith(there) else _Different

@@ -37,6 +37,8 @@ class Rhythm:
         if math.isinf(self.burstiness):
             return [i / self.rate for i in range(num)]
         gaps = [draw.gammavariate(self.burstiness, 1.0) for _ in range(num)]
+        if not any(gaps):  # bursts so short that no float holds them
+            return [0.0] * num
         stretch = num / self.rate / math.fsum(gaps)
         return [0.0, *accumulate(gap * stretch for gap in gaps[:-1])]
 

@@ -16,6 +16,10 @@ from legato.errors import ConfigError
 from legato.workload.arrival import Arrival, Part
 from legato.workload.rhythm import Rhythm
 
+LONGEST = 1e9
+"""Seconds, and milliseconds of a target."""
+MAX_REQUESTS = 10_000_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
@@ -52,10 +56,17 @@ class Group:
             self._check(name, at_least=0)
         for name in ("rate", "duration", "burstiness", "patience", "tpot_target_ms", "ttft_target_ms"):
             self._check(name, above=0)
+        for name in ("at", "duration", "patience", "tpot_target_ms", "ttft_target_ms"):
+            value = getattr(self, name)
+            if value is not None and value > LONGEST:
+                raise ConfigError(f"{name} must be at most {LONGEST:g}, not {value:g}", param=name)
         if self.spread > 1:
             raise ConfigError(f"spread must be at most 1, not {self.spread}", param="spread")
         if self.duration is not None and (self.rate is None or self.requests is not None):
             raise ConfigError("duration goes with rate, and not with requests", param="duration")
+        num = (self.rate or 0.0) * (self.duration or 0.0) or self.requests or 1
+        if num > MAX_REQUESTS:
+            raise ConfigError(f"a group has at most {MAX_REQUESTS:,} requests, not {num:g}", param="requests")
 
     def _check(self, name: str, *, at_least: float | None = None, above: float | None = None) -> None:
         value = getattr(self, name)

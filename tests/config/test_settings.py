@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from legato.config import Settings, load_settings
+from legato.config import Settings, fields, load_settings
 from legato.errors import ConfigError
 
 
@@ -73,6 +73,23 @@ def test_a_wrong_file_ends_with_one_line(tmp_path: Path, toml: str, message: str
         load_settings(write(tmp_path, toml), {})
     assert "\n" not in caught.value.message
     assert "secret" not in caught.value.message
+
+
+SENTINELS = {"prefill_chunk", "port", "max_logprobs", "sse_keep_alive", "shutdown_timeout"}
+"""Their 0 has a meaning of its own, which their help tells where it is not plain."""
+
+
+@pytest.mark.parametrize(
+    "name", [name for _, name, field in fields() if re.search(r"\b(int|float)\b", str(field.annotation))]
+)
+@pytest.mark.parametrize("value", [0, -1])
+def test_zero_and_negative_numbers_are_refused_by_name(name: str, value: int) -> None:
+    """D-15: for every setting that is a number, those to come as well."""
+    if value == 0 and name in SENTINELS:
+        load_settings(None, {name: value})
+        return
+    with pytest.raises(ConfigError, match=name):
+        load_settings(None, {name: value})
 
 
 def test_keys_are_not_shown() -> None:

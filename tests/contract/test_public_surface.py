@@ -59,6 +59,7 @@ def test_the_settings_by_name() -> None:
             "sse_keep_alive",
             "shutdown_timeout",
             "send_timeout",
+            "receive_timeout",
             "timeout_keep_alive",
             "journal",
             "tool_call_parser",

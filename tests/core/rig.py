@@ -56,7 +56,7 @@ class Rig:
         request = Request(
             id=RequestId(name),
             prompt=tuple(ids),
-            params=SamplingParams(max_tokens=max_tokens, seed=0, **params),  # type: ignore[arg-type]
+            params=SamplingParams(**{"max_tokens": max_tokens, "seed": 0, **params}),  # type: ignore[arg-type]
             arrival=0.0,
             priority=priority,
             deadline=deadline,

@@ -5,7 +5,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from rig import build_rig
 
@@ -71,7 +71,6 @@ def test_what_is_left_fits_and_one_token_more_does_not(
     allowance = Allowance(
         Limit.TARGET, tokens, target=1.0, seconds=seconds, floor=min(floor, tokens), cost=cost
     )
-    assume(seconds >= 0 or cost.prefill > 0)
     left, tiny = allowance.left(start), 1e-9 * max(abs(seconds), 1)
     assert allowance.floor <= left <= tokens
     if left > allowance.floor:
@@ -92,6 +91,44 @@ def test_what_is_taken_is_gone(cost: StepCost, seconds: float, asks: list[tuple[
     assert allowance.tokens == 2048 - placed
     assert allowance.seconds == pytest.approx(seconds - spent, abs=1e-9)
     assert (allowance.limit is Limit.FLOOR) == (allowance.seconds < 0)
+
+
+@given(
+    cost=COSTS,
+    seconds=st.one_of(st.none(), st.floats(-1, 5)),
+    first=st.integers(0, 20_000),
+    length=st.integers(1, 64),
+    tokens=st.integers(0, 3_000),
+    floor=st.integers(0, 64),
+    part=st.floats(0, 1),
+    asks=st.lists(st.tuples(st.integers(0, 20_000), st.floats(0, 1)), max_size=6),
+)
+def test_a_share_leaves_what_it_was_told_to_leave(
+    cost: StepCost,
+    seconds: float | None,
+    first: int,
+    length: int,
+    tokens: int,
+    floor: int,
+    part: float,
+    asks: list[tuple[int, float]],
+) -> None:
+    """However far into their texts the others are, and the one whose chunk is kept. (Chunks of one token have
+    a price of their own.)"""
+    allowance = Allowance(Limit.TOKENS, tokens)
+    if seconds is not None:
+        floor = min(floor, tokens)
+        allowance = Allowance(Limit.TARGET, tokens, target=9.0, seconds=seconds, floor=floor, cost=cost)
+    before = allowance.left(first)
+    share = allowance.share(part, first, length)
+    for start, ask in asks:
+        taken = math.ceil(ask * share.left(start))
+        if taken > 1:
+            assert taken <= allowance.left(start)
+            share.take(start, taken)
+            allowance.take(start, taken)
+    assert tokens - allowance.tokens <= part * tokens
+    assert allowance.left(first) >= min(before, length)
 
 
 def test_a_chunk_far_into_a_text_is_shorter() -> None:

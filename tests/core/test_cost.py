@@ -60,6 +60,13 @@ def test_chunk_within_is_the_inverse_of_chunk_seconds(cost: StepCost, start: int
     assert cost.chunk_within(seconds, start) == pytest.approx(length, rel=1e-6)
 
 
+@given(COSTS, st.integers(0, 100_000), st.floats(-1, 0))
+def test_no_chunk_fits_where_no_time_is_left(cost: StepCost, start: int, seconds: float) -> None:
+    """Not even if prompts cost nothing, as a fit may say for a while."""
+    assert cost.chunk_within(seconds, start) == 0
+    assert replace(cost, prefill=0.0).chunk_within(seconds, start) == 0
+
+
 @given(COSTS, st.integers(1, 64), st.integers(2, 4_000), st.integers(0, 9_000), st.floats(0.001, 1))
 def test_what_is_left_beside_decodes_is_what_chunks_add_to_them(
     cost: StepCost, num_decodes: int, length: int, start: int, seconds: float

@@ -70,11 +70,26 @@ def test_the_largest_accepted_request_fills_the_pool_and_finishes() -> None:
         ((1,), {"presence_penalty": float("inf")}, "finite"),
         ((1,), {"max_tokens": 0}, "at least 1, not 0"),
         ((1,), {"max_tokens": -3}, "at least 0, not -3"),
+        ((1,), {"max_tokens": 2.5}, "max_tokens must be an integer, not 2.5"),
+        ((1,), {"max_tokens": "10"}, "max_tokens must be an integer, not '10'"),
+        ((1,), {"max_tokens": True}, "max_tokens must be an integer, not True"),
+        ((1,), {"max_tokens": None}, "max_tokens must be an integer, not None"),
+        ((1,), {"max_tokens": 10**12}, "asks for 1000000000000 more"),
+        ((1,), {"min_tokens": 0.5}, "min_tokens must be an integer"),
+        ((1,), {"top_k": 1.5}, "top_k must be an integer"),
+        ((1,), {"seed": "7"}, "seed must be an integer"),
+        ((1,), {"seed": True}, "seed must be an integer"),
+        ((1,), {"logprobs": 1.5}, "logprobs must be an integer"),
+        ((1,), {"prompt_logprobs": "1"}, "prompt_logprobs must be an integer"),
+        ((1,), {"temperature": "hot"}, "temperature must be a number, not 'hot'"),
+        ((1,), {"top_p": None}, "top_p must be a number"),
+        ((1,), {"presence_penalty": False}, "presence_penalty must be a number"),
     ],
 )
 def test_an_impossible_request_is_refused(
     prompt: tuple[int, ...], params: dict[str, Any], message: str
 ) -> None:
+    """B-06, B-23 for who uses the engine without HTTP: nothing of it shows only in a step."""
     rig = build_rig()
     with pytest.raises(RequestError, match=message):
         rig.add("A", prompt, **params)
@@ -178,12 +193,14 @@ def test_every_prompt_of_a_full_batch_progresses() -> None:
     rig.assert_idle()
 
 
-def test_a_small_chunk_of_any_size_is_never_rounded_up() -> None:
+@pytest.mark.parametrize(("block_size", "chunk"), [(4, 3), (16, 1), (64, 17), (64, 63), (64, 65), (64, 100)])
+def test_a_small_chunk_of_any_size_is_never_rounded_up(block_size: int, chunk: int) -> None:
     """E-15: the chunk may be smaller than a block, or no multiple of it."""
-    rig = build_rig(budget=8, block_size=4, policy=Chunked(3))
-    rig.add("A", 10, max_tokens=1)
+    rig = build_rig(budget=128, block_size=block_size, policy=Chunked(chunk))
+    request = rig.add("A", 3 * chunk + 1, max_tokens=1)
     rig.run()
-    assert [s.num_tokens for s in rig.schedules] == [3, 3, 3, 1]
+    assert [s.num_tokens for s in rig.schedules] == [chunk] * 3 + [1]
+    assert rig.tokens("A") == expected_reply(request.prompt, 1)
 
 
 class Greedy:

@@ -8,7 +8,9 @@ import random
 import pytest
 from rig import build_rig
 
-from legato.core.draft import MAX_OVERTAKEN
+from legato.core.budget import TargetBudget
+from legato.core.cost import CostModel, StepCost
+from legato.core.draft import MAX_OVERTAKEN, OVERDUE_STEPS
 from legato.core.order import Fair, Fcfs, Order, Priority, Shortest
 from legato.core.plan import plan
 from legato.core.prefill import Chunked, FillBudget, PrefillPolicy, WholePrompt
@@ -64,3 +66,45 @@ def test_every_request_gets_tokens_within_a_bounded_number_of_steps(
     for seed in range(2):
         pause = longest_pause(order, policy, seed, num_steps=350, num_long=num_long)
         assert pause <= 2 * MAX_OVERTAKEN * (1 + num_long)
+
+
+DEAR_FAR = StepCost(step=12e-3, head=6e-3, decode=1.5e-3, prefill=6e-4, context=0.0, pair=4e-6)
+"""Tokens far into a text cost many times what they cost at its start."""
+
+
+@pytest.mark.parametrize("far", [0, 320])
+@pytest.mark.parametrize("target", [0.045, 0.06, 0.1])
+def test_short_prompts_leave_a_long_one_its_chunk_however_far_it_is(target: float, far: int) -> None:
+    """Enough of them come in every step to fill it, at the start of their texts or behind `far` tokens that
+    are in the cache; a reply goes on, so that there is a target to keep."""
+    model = CostModel(prior=DEAR_FAR)
+    model.note = lambda shape, seconds: None  # type: ignore[method-assign]  # noqa: ARG005
+    rig = build_rig(
+        budget=512,
+        max_running=32,
+        num_blocks=1000,
+        block_size=16,
+        order=Fair(),
+        timed=TargetBudget(512, model, target=target, floor=16),
+        min_chunk=16,
+    )
+    scheduler, common = rig.scheduler, [7] * far
+    rig.add("reply", 8, max_tokens=500)
+    rig.step()
+    rig.add("warm", [*common, 1], max_tokens=1)
+    while "warm" in scheduler.running or "warm" in scheduler.waiting:
+        rig.step()
+    rig.add("long", 1_500, max_tokens=1)
+    rig.step()
+    last = longest = 0
+    for step in range(150):
+        for i in range(6):
+            rig.add(f"{step}/{i}", [*common, step % 100, i, *range(8)], max_tokens=1)
+        schedule = scheduler.schedule(0.0)
+        scheduler.check_schedule(schedule)
+        scheduler.commit(schedule)
+        scheduler.complete(rig.runner.run(plan(scheduler, schedule)), 0.0)
+        if any(chunk.request_id == "long" for chunk in schedule.chunks):
+            longest, last = max(longest, step - last), step
+    assert longest <= 1 + OVERDUE_STEPS
+    assert step - last <= 1 + OVERDUE_STEPS

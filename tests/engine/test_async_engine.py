@@ -96,17 +96,19 @@ def test_leaving_a_stream_aborts_it_and_the_others_go_on() -> None:
 
 
 def test_no_chunk_follows_an_abort_during_a_long_prefill() -> None:
-    """C-02: at most the step in flight."""
+    """C-02: at most the step in flight, and the next one is that of who waited."""
 
     async def scenario() -> None:
         gate, watcher = Gate(), Watcher()
-        engine = make_engine(budget=8, before=gate, observers=(watcher,))
+        engine = make_engine(budget=8, max_running=1, before=gate, observers=(watcher,))
         async with running(engine) as served:
-            with served.submit(list(range(100)), params()):
+            with served.submit(list(range(100)), params()) as left:
                 await asyncio.to_thread(gate.wait)
+                waits = served.submit([5], params(1))
             gate.open(1000)
-            await asyncio.sleep(0.05)
-        assert len(watcher.records) == 1
+            assert len(await read(waits)) == 1
+        steps = [[run.request_id for run in record.schedule.runs] for record in watcher.records]
+        assert steps == [[left.request.id], [waits.request.id]]
         assert_idle(engine)
 
     asyncio.run(scenario())
@@ -264,6 +266,36 @@ def test_an_id_in_use_is_refused_and_leaves_its_owner_alone() -> None:
             with pytest.raises(RequestError, match="'mine' is in use"):
                 served.submit([6], params(3), request_id="mine")
             assert len(await read(stream)) == 3
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("end", ["left", "stop string"])
+def test_an_id_is_in_use_until_the_engine_has_ended_what_had_it(end: str) -> None:
+    """The step in flight still gives it tokens, and the abort its last event: not to a later request."""
+
+    async def scenario() -> None:
+        gate = Gate()
+        engine = make_engine(before=gate)
+        async with running(engine) as served:
+            rules = TextRules(stop=(chr(expected([5], 1)[0]),))
+            stream = served.submit([5], params(200), request_id="mine", text=rules)
+            await asyncio.to_thread(gate.wait)
+            if end == "stop string":
+                gate.open()
+                await asyncio.to_thread(gate.wait)
+                assert len(await read(stream)) == 1
+            else:
+                with stream:
+                    pass
+            assert served.num_streams == 0
+            with pytest.raises(RequestError, match="'mine' is in use"):
+                served.submit([6], params(3), request_id="mine")
+            other = served.submit([7], params(2))
+            gate.open(1000)
+            assert len(await read(other)) == 2
+            assert len(await read(served.submit([6], params(3), request_id="mine"))) == 3
+        assert_idle(engine)
 
     asyncio.run(scenario())
 

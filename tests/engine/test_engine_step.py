@@ -139,6 +139,31 @@ def test_an_abort_is_told_to_observers_once() -> None:
     assert watcher.aborts == [("A", FinishReason.ABORT)]
 
 
+@pytest.mark.parametrize("broken", ["submitted", "stepped", "aborted"])
+def test_an_observer_that_fails_is_told_nothing_more_and_requests_are_served(
+    broken: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """G-01: metrics never reach the loop, whichever of their calls breaks."""
+
+    class Broken(Watcher):
+        pass
+
+    setattr(Broken, broken, lambda *_: 1 / 0)
+    watcher = Watcher()
+    engine = make_engine(observers=(Broken(), watcher))
+    engine.submit(make_request("left"))
+    engine.submit(replace(make_request("late"), deadline=0.0))
+    engine.abort(RequestId("left"))
+    engine.submit(make_request("A", max_tokens=3))
+    events = [event for _ in range(3) for event in engine.step()]
+    assert [event.request_id for event in events] == ["late", "A", "A", "A"]
+    assert watcher.submitted_ids == ["left", "late", "A"]
+    assert [request_id for request_id, _ in watcher.aborts] == ["left", "late"]
+    assert len(watcher.records) == 3
+    assert caplog.text.count("Broken failed and is told nothing more") == 1
+    assert_idle(engine)
+
+
 def test_pool_and_runner_must_agree() -> None:
     engine = make_engine(num_blocks=8)
     with pytest.raises(ValueError, match="the pool has 8 blocks of 4 tokens, the runner 7 of 4"):

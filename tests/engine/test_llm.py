@@ -39,6 +39,18 @@ def test_texts_and_token_ids_give_the_same(llm: LLM) -> None:
     assert_idle(llm)
 
 
+def test_a_second_batch_gets_its_own_replies_by_position(llm: LLM) -> None:
+    """I-08: other prompts, of other lengths and ends, on the engine that had the first ones."""
+    first = ["The capital of France is", "One, two,", "A cat"]
+    second = ["Water boils at", "x", "The days of the week are Monday,"]
+    spec = llm.built.spec
+    alone = {prompt: llm.generate(prompt, greedy())[0] for prompt in (*first, *second)}
+    for batch in (first, second, second[::-1]):
+        assert llm.generate(batch, greedy()) == [alone[prompt] for prompt in batch]
+    assert llm.built.spec == spec
+    assert_idle(llm)
+
+
 def test_one_prompt_need_not_be_a_list(llm: LLM) -> None:
     assert llm.generate("The capital of France is", greedy()) == llm.generate(FRANCE, greedy())
     assert llm.generate([], greedy()) == []

@@ -105,6 +105,18 @@ def serve_a_long_prompt(machine: Machine, **settings: object) -> tuple[list[floa
     return gaps, long
 
 
+@pytest.mark.parametrize("first_s", [0.0, 9.0, 500.0])
+def test_a_first_step_that_sets_much_up_leaves_time_to_calibrate(first_s: float) -> None:
+    """Kernels may have to be compiled for longer than all the measuring may take."""
+    machine = Machine()
+    slow = [first_s]
+    machine.runner._step_seconds = lambda plan: slow.pop() if slow else TRUE.seconds(plan.shape)
+    config = scheduler_config(EngineSettings(), max_model_len=8_192, vocab_size=VOCAB)
+    samples = calibrate(machine.runner, config, max_seconds=8.0, clock=machine.clock)
+    assert len(samples) > 20
+    assert max(seconds for _, seconds in samples) < 1
+
+
 @pytest.mark.parametrize("target_ms", [60, 100, 200])
 def test_no_gap_exceeds_the_target_while_a_long_prompt_arrives(target_ms: float) -> None:
     """Eight decodes take 30 ms. And the prompt takes what the target leaves, about."""

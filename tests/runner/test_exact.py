@@ -56,7 +56,6 @@ def test_logits_are_the_same_bits_in_every_schedule(
     report = check(SPECS[family], WEIGHTS[weights], seed=seed, block_size=block_size, kv=kv)
     assert report.mismatches == 0, report.first_mismatch
     assert report.comparisons > 10
-    assert report.chunk_sizes > 3
 
 
 def test_the_schedules_are_wild_enough_to_mean_something() -> None:
@@ -65,7 +64,9 @@ def test_the_schedules_are_wild_enough_to_mean_something() -> None:
         more = check(SPECS["gemma"], WEIGHTS["w16"], seed=seed)
         report.preemptions += more.preemptions
         report.comparisons += more.comparisons
+        report.chunk_sizes = max(report.chunk_sizes, more.chunk_sizes)
     assert report.preemptions > 3
+    assert report.chunk_sizes > 3
     assert report.comparisons > 200
 
 

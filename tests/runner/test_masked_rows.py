@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from legato.core.plan import Sampled, SampleRow
+from legato.core.plan import Fault, Sampled, SampleRow
 from legato.core.request import RequestId, SamplingParams
+from legato.core.stopping import FinishReason
 from legato.errors import ConstraintError
 from legato.runner.sampler import sample
 
@@ -90,7 +91,7 @@ def test_a_constraint_that_fails_is_a_fault_of_its_row_alone() -> None:
     logits = torch.randn(3, VOCAB)
     rows = [row_of(params, tokens) for tokens in (None, frozenset[int](), frozenset((5,)))]
     first, failed, last = sample(logits, rows)
-    assert failed.fault == "nothing after 3"
+    assert failed.fault == Fault(FinishReason.CONSTRAINT, "nothing after 3")
     assert (first.fault, last.fault, last.token) == (None, None, 5)
     assert first.token == int(logits[0].argmax())
 

@@ -28,7 +28,7 @@ def scores(bench: Bench, *names: str) -> dict[str, list[Sampled]]:
     while bench.scheduler.has_work:
         schedule = bench.scheduler.schedule(0.0)
         bench.scheduler.commit(schedule)
-        for event in bench.scheduler.complete(bench.runner.run(plan(bench.scheduler, schedule))):
+        for event in bench.scheduler.complete(bench.runner.run(plan(bench.scheduler, schedule)), 0.0):
             if isinstance(event, PromptEvent):
                 told[event.request_id] += event.scored
         bench.scheduler.check()

@@ -1,6 +1,8 @@
 """The runner as a whole: what it computes, what it leaves out, what it reports."""
 
 import itertools
+import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,10 +21,13 @@ from runner_steps import (
 )
 from torch import Tensor
 
+from legato.attention.base import AttentionBackend
+from legato.attention.cpu import CpuAttention
 from legato.attention.reference import ReferenceAttention
 from legato.core.plan import ForwardBatch, ForwardSeq, SampleRow, StepPlan
 from legato.core.request import RequestId, SamplingParams
-from legato.errors import ConfigError, StepError
+from legato.core.stopping import FinishReason
+from legato.errors import ConfigError
 from legato.models.decoder import Decoder
 from legato.models.linear import DenseLinear
 from legato.runner.kv_cache import KVCache
@@ -105,7 +110,9 @@ def test_elapsed_is_read_from_the_given_clock() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_values_too_large_for_a_float16_cache_end_with_a_word_on_the_remedy(dtype: torch.dtype) -> None:
+def test_values_too_large_for_a_float16_cache_end_with_a_word_on_the_remedy(
+    dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
     """F-18: never a silent stream of nonsense. float32 holds the same numbers."""
     weights = tiny_weights(LLAMA)
     weights["layers.0.v"] *= 1e6
@@ -115,10 +122,13 @@ def test_values_too_large_for_a_float16_cache_end_with_a_word_on_the_remedy(dtyp
     if dtype == torch.float32:
         assert len(complete(TorchRunner(decoder, cache), stream, 1).sampled) == 1
         return
-    with pytest.raises(
-        StepError, match=r"^request a: .* nan; K and V are kept as float16.*--kv-dtype float32"
-    ):
-        complete(TorchRunner(decoder, cache), stream, 1)
+    (sampled,) = complete(TorchRunner(decoder, cache), stream, 1).sampled
+    assert sampled.fault is not None
+    assert sampled.fault.reason is FinishReason.ERROR
+    assert re.match(
+        r"no token .* nan; K and V are kept as float16.*--kv-dtype float32", sampled.fault.message
+    )
+    assert f"request a: {sampled.fault.message}" in caplog.text
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -126,8 +136,28 @@ def test_a_choice_that_bans_every_token_has_nothing_to_do_with_the_cache(dtype: 
     decoder = Decoder(LLAMA, tiny_weights(LLAMA), attention=ReferenceAttention())
     cache = KVCache(LLAMA, num_blocks=4, block_size=4, dtype=dtype, device=CPU)
     everything = SamplingParams(max_tokens=9, min_tokens=9, stop_token_ids=frozenset(range(VOCAB)))
-    with pytest.raises(StepError, match=r"the highest logit is -inf$"):
-        complete(TorchRunner(decoder, cache), Stream((1,), [7, 3], everything), 1)
+    (sampled,) = complete(TorchRunner(decoder, cache), Stream((1,), [7, 3], everything), 1).sampled
+    assert sampled.fault is not None
+    assert sampled.fault.message.endswith("the highest logit is -inf")
+
+
+@pytest.mark.parametrize("attention", [ReferenceAttention(), CpuAttention()], ids=lambda one: one.name)
+def test_a_request_whose_numbers_break_breaks_alone(attention: AttentionBackend) -> None:
+    """F-18: neither who shares a step with it feels it, nor who gets its blocks later."""
+    spec = replace(LLAMA, head_dim=16)
+    weights = tiny_weights(spec)
+    weights["embed"][7] = torch.nan
+    decoder = Decoder(spec, weights, attention=attention)
+    cache = KVCache(spec, num_blocks=8, block_size=4, dtype=torch.float32, device=CPU)
+    runner = TorchRunner(decoder, cache)
+    prompt = [3, 5, 8, 9, 11, 2]
+    alone = complete(runner, Stream((6, 7, 5), prompt, GREEDY), 5).generated
+    assert 7 not in alone
+    sound, broken = Stream((0, 1, 2), prompt, GREEDY), Stream((3, 4, 5), [3, 7, 5, 4, 8], GREEDY, id="broken")
+    step(runner, [(sound, 9), (broken, 9)])
+    assert broken.sampled[0].fault is not None
+    assert complete(runner, sound, 5).generated == alone
+    assert complete(runner, Stream((3, 4, 5), prompt, GREEDY), 5).generated == alone
 
 
 def test_auto_device_is_the_accelerator_where_there_is_one() -> None:

@@ -20,9 +20,9 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from legato.core.plan import Sampled, SampleRow
-from legato.core.request import RequestId, SamplingParams
-from legato.errors import StepError
+from legato.core.plan import Fault, Sampled, SampleRow
+from legato.core.request import SamplingParams
+from legato.core.stopping import FinishReason
 from legato.runner.adjust import adjust, is_adjusted
 from legato.runner.draw import best, draw
 from legato.runner.random import random64
@@ -246,20 +246,31 @@ def test_stop_tokens_wait_for_the_minimum(temperature: float) -> None:
     assert stopped == [False, False, False, True, True, True]
 
 
+NO_CHOICE = "no token can be chosen, the highest logit is"
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("kind", [GREEDY, DRAWN, replace(GREEDY, logit_bias=((3, 1.0),))])
-def test_logits_that_allow_no_choice_name_the_request(value: float, kind: SamplingParams) -> None:
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_logits_that_allow_no_choice_are_a_fault_of_their_row_alone(
+    value: float, kind: SamplingParams, place: int
+) -> None:
+    """F-18, B-23: what is drawn for the others, and how likely it was, is what it is without that row."""
     logits = random_logits(3)
-    logits[1, 40] = value
-    batch = [make_row(GREEDY), make_row(kind)._replace(request_id=RequestId("broken")), make_row(GREEDY)]
-    with pytest.raises(StepError, match=f"request broken: .*{value}"):
-        sample(logits, batch)
+    batch = [make_row(replace(kind, logprobs=2, seed=i)) for i in range(3)]
+    sound = sample(logits, batch)
+    logits[place, 40] = value
+    for i, one in enumerate(sample(logits, batch)):
+        if i == place:
+            assert one == Sampled(-1, fault=Fault(FinishReason.ERROR, f"{NO_CHOICE} {value}"))
+        else:
+            assert one == sound[i]
 
 
-def test_banning_every_token_is_an_error_and_not_a_token() -> None:
+def test_banning_every_token_is_a_fault_and_not_a_token() -> None:
     bent = replace(DRAWN, min_tokens=1, stop_token_ids=frozenset(range(V)))
-    with pytest.raises(StepError, match=r"request r: .*-inf"):
-        sample_one(random_logits(1)[0], make_row(bent))
+    one = sample_one(random_logits(1)[0], make_row(bent))
+    assert one.fault == Fault(FinishReason.ERROR, f"{NO_CHOICE} -inf")
 
 
 hf_cases = pytest.mark.parametrize(

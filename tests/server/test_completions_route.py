@@ -1,5 +1,8 @@
 """/v1/completions, in this process: what an answer holds, whole and as a stream."""
 
+import asyncio
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from server_rig import (
     ask,
     build_service,
     events_of,
+    in_process,
     letters,
     plain_runner,
     predicted,
@@ -19,6 +23,7 @@ from server_rig import (
 )
 
 from legato.core.plan import SampleRow
+from legato.engine.async_engine import AsyncEngine
 from legato.text.fake import FakeTokenizer
 
 HI = [BOS, 104, 105]
@@ -79,6 +84,14 @@ def test_a_19_a_reply_cut_by_its_length_counts_every_token(num: int) -> None:
     answer = complete(max_tokens=num)
     assert (answer["usage"], answer["choices"][0]["finish_reason"]) == (usage, "length")
     assert stream(max_tokens=num)[-1]["usage"] == usage
+
+    async def counted() -> str:
+        async with in_process(build_service()) as client:
+            await client.post("/v1/completions", json={"prompt": "hi", "max_tokens": num})
+            return (await client.get("/metrics")).text
+
+    page = asyncio.run(counted())
+    assert re.search(rf"^vllm:generation_tokens_total{{.*}} {num}\.0$", page, re.MULTILINE), page
 
 
 def test_a_10_a_natural_end_is_stop_and_its_token_counts_in_both_modes() -> None:
@@ -174,6 +187,47 @@ class TestLogprobs:
         assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3, 4]
 
 
+class Words(FakeTokenizer):
+    """Its token `a` is two words, and there is a second end of text."""
+
+    WORDS, END = ord("a"), 0
+
+    def token_bytes(self, id: int, *, skip_special: bool = True) -> bytes:
+        if id == self.END:
+            return b""
+        return b"hello world" if id == self.WORDS else super().token_bytes(id, skip_special=skip_special)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return super().eos_ids | {self.END}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stop", "text"),
+    [
+        ([33, Words.WORDS], "lo w", "!hel"),
+        ([33, Words.WORDS, 33], "rld!", "!hello wo"),
+        ([33, Words.WORDS, Words.END], None, "!hello world"),
+    ],
+    ids=["within a token", "begun within a token", "the second end of text"],
+)
+def test_a_15_an_end_within_a_token_leaves_every_sampled_token_its_entry(
+    tokens: list[int], stop: str | None, text: str
+) -> None:
+    def answered(**body: object) -> Any:
+        service = build_service(ScriptedRunner(lambda row: [*tokens, 33, 33][row.num_generated]))
+        engine = AsyncEngine(service.engine.engine, Words())
+        body = {"prompt": "hi", "stop": stop, "logprobs": 2, "max_tokens": 9, "return_token_ids": True} | body
+        response = ask("/v1/completions", body, service=replace(service, engine=engine))
+        return events_of(response.text) if body.get("stream") else response.json()["choices"][0]
+
+    choice = answered()
+    assert (choice["text"], choice["finish_reason"]) == (text, "stop")
+    assert choice["token_ids"] == tokens
+    assert {len(values) for values in choice["logprobs"].values()} == {len(tokens)}
+    assert joined(answered(stream=True)) == choice
+
+
 def test_text_that_may_become_a_stop_string_is_held_back_and_sends_no_empty_chunk() -> None:
     texts = [c["text"] for event in stream(stop=["cdeX"], max_tokens=8) for c in event["choices"]]
     assert texts == ["a", "b", "cdef", "g", "h"]
@@ -197,6 +251,14 @@ def test_ignore_eos_goes_on_to_the_length() -> None:
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["choices"][0]["text"] == "ok"
     assert answer["usage"]["completion_tokens"] == 7
+
+
+def test_h_10_as_many_tokens_come_as_were_asked_for_however_long_the_prompt_is() -> None:
+    """The server's half: `min_tokens` counts the reply alone, and the model would have ended after two."""
+    body = {"prompt": "x" * 100, "min_tokens": 384, "max_tokens": 384, "ignore_eos": True}
+    answer = complete(ScriptedRunner(spelled("ok")), **body)
+    assert answer["usage"] == usage_of(101, 384)
+    assert stream(ScriptedRunner(spelled("ok")), **body)[-1]["usage"] == usage_of(101, 384)
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -111,53 +112,102 @@ def test_a_head_without_an_end_is_refused(start_server: StartServer) -> None:
 
 
 def test_headers_after_a_chunked_body_have_a_limit_too(start_server: StartServer) -> None:
-    server = start_server(timeouts={"keep_alive": 0.5})
+    server = start_server(timeouts={"receive_timeout": 0.5})
     with connected(server) as client:
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
         assert reset_within(client, 5, b"X-Trailer: " + b"x" * 1000 + b"\r\n")
 
 
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n"
+
+
 @pytest.mark.parametrize(
-    "start",
-    [b"", b"\r\n", b"GET /hea", b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{"],
-    ids=["nothing", "a blank line", "half a head", "half a body"],
+    ("start", "drop", "status"),
+    [
+        (b"GET /health HTTP/1.1\r\nX-Slow: ", b"x", b"408"),
+        (POST + b"Content-Length: 1000\r\n\r\n", b"x", b"408"),
+        (POST + b"Content-Length: 999999999\r\n\r\n", b"x", b"413"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n", b"408"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX-Trailer: ", b"x", b"408"),
+    ],
+    ids=["head", "body", "refused body", "chunks", "trailer"],
 )
-@pytest.mark.parametrize("after_another", [False, True])
-def test_a_connection_on_which_nothing_more_comes_is_closed(
-    start_server: StartServer, start: bytes, after_another: bool
+def test_a_request_that_comes_drop_by_drop_has_an_end(
+    start_server: StartServer, start: bytes, drop: bytes, status: bytes
 ) -> None:
-    server = start_server(timeouts={"keep_alive": 0.2})
+    server = start_server(timeouts={"receive_timeout": 0.3})
     with connected(server) as client:
-        if after_another:
-            client.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
-            answer = b""
-            while not answer.endswith(b'{"status":"ok"}'):
-                answer += client.recv(1 << 16)
         client.sendall(start)
-        began = time.monotonic()
-        assert client.recv(1 << 16) == b""
-    assert 0.1 < time.monotonic() - began < 3
+        received, deadline = b"", time.monotonic() + 5
+        client.settimeout(0.02)
+        with suppress(ConnectionError):
+            while time.monotonic() < deadline:
+                client.sendall(drop)
+                try:
+                    if not (data := client.recv(1 << 16)):
+                        break
+                    received += data
+                except TimeoutError:
+                    pass
+        assert time.monotonic() < deadline, "it went on"
+    assert received.startswith(b"HTTP/1.1 " + status)
+    wait_until(lambda: server.service.engine.num_streams == 0)
 
 
-def test_a_request_that_comes_slowly_and_an_answer_that_takes_long_are_not_cut(
-    start_server: StartServer,
-) -> None:
-    server = start_server(ScriptedRunner(before=slow(0.1)), timeouts={"keep_alive": 0.3})
-    content = json.dumps({"prompt": "hi", "max_tokens": 6}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+def test_half_a_request_does_not_end_the_stream_before_it(start_server: StartServer) -> None:
+    runner = ScriptedRunner(before=slow(0.01))
+    server = start_server(runner, timeouts={"receive_timeout": 0.1})
     with connected(server) as client:
-        for piece in (head[:20], head[20:], content[:9], content[9:]):
-            time.sleep(0.15)
-            client.sendall(piece)
-        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
+        post(client, {**STREAM, "max_tokens": 60})
+        answer = client.recv(100)
+        client.sendall(b"GET /hea")
+        answer += read_all(client)
+    assert answer.count(b"data: [DONE]") == 1
 
 
-POST = b"POST /v1/completions HTTP/1.%d\r\nConnection: close\r\n"
+def test_garbage_behind_a_request_cuts_its_stream_and_puts_nothing_into_it(start_server: StartServer) -> None:
+    server = start_server(ScriptedRunner(before=slow(0.01)))
+    with connected(server) as client:
+        post(client, STREAM)
+        received = client.recv(100)
+        client.sendall(b"\x00 garbage\r\n\r\n")
+        with suppress(ConnectionResetError):
+            received += read_all(client)
+    assert b"[DONE]" not in received
+    assert received.count(b"HTTP/1.1") == 1
+    server.wait_idle()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("offer", ["h2c", "websocket"])
+def test_who_offers_another_protocol_is_answered_in_this_one(
+    start_server: StartServer, offer: str, chunked: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Java's client does with every request, and curl --http2. Twice on one connection, and byte by byte."""
+    server = start_server()
+    body = json.dumps({"prompt": "hi", "max_tokens": 2}).encode()
+    head = POST + f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: {offer}\r\n".encode()
+    if chunked:
+        request = head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    else:
+        request = head + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    with connected(server) as client:
+        client.sendall(request * 2)
+        for byte in request:
+            client.sendall(bytes((byte,)))
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        answer = read_all(client)
+    assert answer.count(b"HTTP/1.1 200 OK") == 4
+    assert answer.count(b'"text":"ab"') == 3
+    assert not caplog.records
+
+
+CLOSING = b"POST /v1/completions HTTP/1.%d\r\nConnection: close\r\n"
 HUGE = b"Content-Length: 80000000\r\n\r\n"
 EARLY = {
-    "a body that is too large": (POST % 1 + HUGE, 413),
-    "the same from HTTP 1.0": (POST % 0 + HUGE, 413),
-    "a chunk that is none": (POST % 1 + b"Transfer-Encoding: chunked\r\n\r\nx", 400),
+    "a body that is too large": (CLOSING % 1 + HUGE, 413),
+    "the same from HTTP 1.0": (CLOSING % 0 + HUGE, 413),
+    "a chunk that is none": (CLOSING % 1 + b"Transfer-Encoding: chunked\r\n\r\nx", 400),
     "no HTTP": (b"hello\r\n", 400),
     "a head without an end": (b"GET / HTTP/1.1\r\nX: ", 431),
 }
@@ -178,7 +228,7 @@ def test_a_client_that_sends_all_before_it_reads_gets_its_answer(
     start_server: StartServer, kind: str
 ) -> None:
     """Closing a connection with bytes unread would take the answer away from it."""
-    server = start_server(timeouts={"keep_alive": 0.5})
+    server = start_server()
     start, status = EARLY[kind]
     assert send_on_and_on(server.port, start).startswith(f"HTTP/1.1 {status} ".encode())
 
@@ -189,16 +239,6 @@ def test_so_does_one_that_comes_while_the_server_loads() -> None:
     assert answer.startswith(b"HTTP/1.1 503 ")
 
 
-def test_garbage_behind_a_request_never_stands_amid_its_stream(start_server: StartServer) -> None:
-    server = start_server(ScriptedRunner(before=slow(0.005)))
-    with connected(server) as client:
-        post(client, STREAM)
-        client.recv(1 << 16)
-        client.sendall(b"hello\r\n\r\n")
-        assert b"HTTP/1.1 400" not in read_all(client)
-    server.wait_idle()
-
-
 @pytest.mark.parametrize(
     "garbage",
     [
@@ -206,8 +246,16 @@ def test_garbage_behind_a_request_never_stands_amid_its_stream(start_server: Sta
         b"hello\r\n\r\n",
         b"\x00" * 100,
         b"GET \xff\xfe HTTP/1.1\r\n\r\n",
+        b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n",
+        POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+        POST + b"Content-Length: +5\r\n\r\nhello",
     ],
-    ids=["TLS", "words", "zeros", "not ASCII"],
+    ids=[
+        *("TLS", "words", "zeros", "not ASCII", "CONNECT"),
+        *("two lengths", "length and chunks", "unknown coding", "signed length"),
+    ],
 )
 def test_what_is_not_http_gets_a_400_in_the_usual_shape(
     start_server: StartServer, caplog: pytest.LogCaptureFixture, garbage: bytes
@@ -305,6 +353,7 @@ def test_c_14_everyone_whom_a_full_queue_refuses_hears_of_it() -> None:
             assert [answer.status_code for answer in done] == [429] * 10 + [200]
             assert all(int(answer.headers["retry-after"]) >= 1 for answer in done[:10])
             assert (await running).status_code == 200
+            assert service.engine.num_streams == 0
 
     asyncio.run(run())
 

@@ -1,6 +1,7 @@
 """Clients that leave, on a real server: their requests end at once, and nothing of them stays."""
 
 import asyncio
+import gc
 import json
 import socket
 import time
@@ -19,6 +20,7 @@ from server_rig import (
     ask,
     build_service,
     in_process,
+    plain_runner,
     slow,
     wait_until,
 )
@@ -102,7 +104,9 @@ def test_c_04_dropped_streams_leave_their_slots_to_others(start_server: StartSer
 def test_c_05_a_timeout_during_a_prefill_hurts_nobody_else(
     start_server: StartServer, connect: Connect
 ) -> None:
-    server = start_server(ScriptedRunner(before=slow(0.02)))
+    """Nor does it hold anybody up: who decodes meanwhile is in every step."""
+    runner = ScriptedRunner(before=slow(0.02))
+    server = start_server(runner)
     client = connect(server)
 
     def decode() -> str:
@@ -120,6 +124,10 @@ def test_c_05_a_timeout_during_a_prefill_hurts_nobody_else(
             )
         assert other.result(10) == "abcdefghijklmnopqrstuvwxyzabcd"
     server.wait_idle()
+    ids = [{seq.request_id for seq in plan.batch.seqs} for plan in runner.plans]
+    (decoding,) = ids[0]
+    assert all(decoding in step for step in ids[:30])
+    assert any(len(step) == 2 for step in ids), "they met"
     assert httpx.get(f"{server.url}/health").status_code == 200
 
 
@@ -151,12 +159,17 @@ def test_c_06_a_thousand_requests_leave_no_state() -> None:
     ]
 
     async def run() -> None:
-        service = build_service()
+        service = build_service(plain_runner())  # a scripted one remembers all plans
         async with in_process(service) as client:
+            sizes = []
             for number in range(1000):
                 body = bodies[number % len(bodies)]
                 answer = await client.post("/v1/completions", json=body)
                 assert answer.status_code == (400 if body.get("max_tokens") == 0 else 200)
+                if number % 500 == 499:
+                    gc.collect()
+                    sizes.append(len(gc.get_objects()))
+            assert sizes[1] - sizes[0] < 100, "500 requests left something behind"
             scheduler = service.engine.engine.scheduler
             await service.engine.drain()
             assert service.engine.num_streams == 0
@@ -169,6 +182,8 @@ def test_c_06_a_thousand_requests_leave_no_state() -> None:
 
 
 def test_c_07_requests_that_end_in_their_prefill_step_leave_no_block() -> None:
+    """By their length, or because the first token is the end."""
+
     async def run() -> None:
         service = build_service()
         async with in_process(service) as client:
@@ -178,9 +193,9 @@ def test_c_07_requests_that_end_in_their_prefill_step_leave_no_block() -> None:
             sizes = [1, 16, 17, BUDGET, BUDGET + 1, 200]
             for start in range(0, 200, 8):
                 prompts = [[1] * sizes[number % len(sizes)] for number in range(start, start + 8)]
-                body = {"prompt": prompts, "max_tokens": 1}
-                answer = await client.post("/v1/completions", json=body)
-                assert [choice["text"] for choice in answer.json()["choices"]] == ["a"] * 8
+                for text, end in (("a", {"max_tokens": 1}), ("", {"stop_token_ids": [ord("a")]})):
+                    answer = await client.post("/v1/completions", json={"prompt": prompts, **end})
+                    assert [choice["text"] for choice in answer.json()["choices"]] == [text] * 8
             assert (await long).json()["usage"]["completion_tokens"] == 400
             await service.engine.drain()
         assert service.engine.engine.scheduler.blocks.num_used == 0

@@ -128,6 +128,7 @@ def test_progress_counts_the_prompts_tokens_until_the_first_token_of_the_reply()
     assert [entry["prefilled_tokens"] for entry in told] == [64, 128, 150]
     assert all(entry["prompt_tokens"] == 150 and entry["cached_tokens"] == 0 for entry in told)
     assert all((entry["index"], entry["queue_place"]) == (0, None) for entry in told)
+    assert all(entry["predicted_ttft_ms"] > 0 for entry in told)
     assert ["progress" in event for event in events] == [True] * 3 + [False] * 3
     assert all(event["choices"] == [] for event in events[:3])
     assert {event["object"] for event in events} == {"text_completion"}

@@ -2,10 +2,15 @@
 field's name, before anything is computed."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from server_rig import MAX_LEN, ScriptedRunner, ask, build_service, in_process, json_bytes
+
+from legato.engine.async_engine import AsyncEngine
+from legato.server.protocol import ChatBody, CompletionBody
+from legato.text.fake import FakeTokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
@@ -200,6 +205,23 @@ def test_b_08_a_number_that_is_not_finite_is_refused_by_name(field: str, number:
     assert error["param"].startswith(field)
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_b_08_no_field_takes_a_number_that_is_not_finite(path: str) -> None:
+    """Whatever it is for, and within a list or an object, too."""
+    kind = CompletionBody if path == COMPLETIONS else ChatBody
+    start = {"prompt": "hi"} if path == COMPLETIONS else {"messages": USER}
+
+    async def run() -> None:
+        async with in_process(build_service()) as client:
+            for name in {*kind.model_fields, *kind.neutral}:
+                for value in (float("nan"), float("-inf"), [float("inf")], {"a": float("nan")}):
+                    answer = await client.post(path, content=json_bytes({**start, name: value}))
+                    assert answer.status_code == 400, (name, value)
+                    assert answer.json()["error"]["param"].startswith(name), (name, value)
+
+    asyncio.run(run())
+
+
 NO_OBJECTS = {
     "garbage": b'{: "model": 1}',
     "empty": b"",
@@ -291,6 +313,23 @@ class TestContextLength:
 
     def test_one_bad_prompt_of_several_refuses_all(self) -> None:
         refused_both_ways(COMPLETIONS, {"prompt": [[1], [1] * (MAX_LEN + 1)]})
+
+
+class WithoutBos(FakeTokenizer):
+    def encode(self, text: str, **options: bool) -> list[int]:
+        return super().encode(text, **{**options, "add_special_tokens": False})
+
+
+@pytest.mark.parametrize("prompt", ["", [""], ["hi", ""]])
+def test_b_07_an_empty_text_without_a_bos_is_refused(prompt: object) -> None:
+    service = build_service()
+    service = replace(service, engine=AsyncEngine(service.engine.engine, WithoutBos()))
+    answer = ask(COMPLETIONS, {"prompt": prompt}, service=service)
+    assert answer.status_code == 400
+    assert (answer.json()["error"]["param"], answer.json()["error"]["message"]) == (
+        "prompt",
+        "the prompt is empty",
+    )
 
 
 def test_b_07_an_empty_text_is_served_from_bos_where_the_model_has_one() -> None:

@@ -17,6 +17,7 @@ import httpx
 import pytest
 from server_rig import RunningServer, ScriptedRunner, StartServer, build_service, slow, wait_until
 
+from legato.config import Settings
 from legato.core.plan import StepPlan
 from legato.errors import ConfigError
 from legato.server.lobby import lobby
@@ -168,27 +169,38 @@ def test_c_18_an_idle_server_with_an_open_connection_ends_at_once(start_server: 
     assert time.monotonic() - begun < 1
 
 
-def test_c_15_an_idle_connection_outlives_the_servers_usual_five_seconds(start_server: StartServer) -> None:
-    assert KEEP_ALIVE_S >= 65
+def test_c_15_a_connection_stays_open_longer_than_pools_keep_theirs(start_server: StartServer) -> None:
+    """uvicorn's own default of 5 s is not; that the number is obeyed is the next test."""
+    assert Settings().server.timeout_keep_alive == KEEP_ALIVE_S >= 75
     server = start_server()
+    body = b'{"prompt": "hi", "max_tokens": 1}'
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.settimeout(2)
-        for pause in (5.5, 0):
-            connection.sendall(b"GET /health HTTP/1.1\r\nHost: legato\r\n\r\n")
+        for _ in range(50):
+            connection.sendall(head + body)
             received = b""
-            while not received.endswith(b'{"status":"ok"}'):
+            while not received.endswith(b"}}}"):
                 received += connection.recv(4096)
-            time.sleep(pause)
+            assert received.startswith(b"HTTP/1.1 200 OK")
 
 
 def test_c_12_running_and_waiting_streams_all_finish(start_server: StartServer) -> None:
     """Three run, two wait, then the end is asked for."""
-    server = start_server(ScriptedRunner(before=slow(0.005)), max_running=3)
+    go_on = threading.Event()
+
+    def before(plan: StepPlan) -> None:
+        if any(row.num_generated == 2 for row in plan.sample):
+            assert go_on.wait(10)
+
+    server = start_server(ScriptedRunner(before=before), max_running=3)
     with ThreadPoolExecutor(5) as pool:
         asked = [pool.submit(httpx.post, f"{server.url}/v1/completions", json=STREAM) for _ in range(5)]
         wait_until(lambda: server.service.engine.num_streams == 5)
-        assert len(server.scheduler.running) <= 3
         server.ask_to_stop()
+        wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
+        assert len(server.scheduler.running) <= 3
+        go_on.set()
         for answer in asked:
             text = answer.result(10).text
             assert '"finish_reason":"length"' in text
@@ -249,7 +261,7 @@ def test_c_15_how_long_an_idle_connection_stays_open_is_a_setting(start_server: 
     server = start_server(timeouts={"keep_alive": 0.2})
     for request in (b"", b"GET /health HTTP/1.1\r\nHost: legato\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
-            connection.settimeout(5)
+            connection.settimeout(3)  # less than uvicorn's own 5 s
             connection.sendall(request)
             received = b""
             while data := connection.recv(4096):

@@ -50,9 +50,11 @@ def test_a_08_usage_is_one_chunk_after_the_end_with_no_choices(path: str) -> Non
 @each_path
 @pytest.mark.parametrize(("text", "reason"), [("ok", "stop"), ("a longer reply", "length")])
 def test_a_09_the_finish_reason_is_null_until_the_last_chunk(path: str, text: str, reason: str) -> None:
-    events = events_of(stream_text(path, ScriptedRunner(spelled(text)), max_tokens=6))
-    reasons = [event["choices"][0]["finish_reason"] for event in events]
-    assert reasons == [None] * (len(reasons) - 1) + [reason]
+    events = events_of(stream_text(path, ScriptedRunner(spelled(text)), max_tokens=6, n=3))
+    for index in range(3):
+        choices = [event["choices"][0] for event in events if event["choices"][0]["index"] == index]
+        reasons = [choice["finish_reason"] for choice in choices]
+        assert reasons == [None] * (len(reasons) - 1) + [reason]
 
 
 @each_path
@@ -110,6 +112,18 @@ def test_a_17_characters_that_some_clients_take_for_line_ends_are_escaped(path: 
     assert sent.isascii()
     assert "\r" not in sent
     assert text_of(path, events_of(sent)) == text
+
+
+@each_path
+@pytest.mark.parametrize(("stop", "shown"), [("abcdefg", ""), (["defghij", "zz"], "abc")])
+def test_a_04_no_part_of_a_stop_string_is_shown_in_either_mode(path: str, stop: object, shown: str) -> None:
+    """One token a letter: the beginning of the stop string comes long before its end."""
+    body = {"stop": stop, "max_tokens": 20}
+    events = events_of(stream_text(path, ScriptedRunner(), **body))
+    (choice,) = ask(path, {**BODIES[path], **body, "stream": False}).json()["choices"]
+    whole = choice["text"] if path == COMPLETIONS else choice["message"]["content"]
+    assert text_of(path, events) == whole == shown
+    assert events[-1]["choices"][0]["finish_reason"] == choice["finish_reason"] == "stop"
 
 
 @each_path

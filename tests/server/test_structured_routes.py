@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -243,6 +244,16 @@ def test_j_07_what_cannot_be_is_refused_by_name(
         assert error["param"] == param
         assert hint in error["message"]
         assert len(error["message"]) < 500
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_timeout_holds_while_a_grammar_is_compiled(stream: bool) -> None:
+    grammars = Grammars(FakeTokenizer(), VOCAB, limits=GrammarLimits(compile_s=2.0))
+    body = {"prompt": "hi", "guided_grammar": ENDLESS, "timeout": 0.2, "stream": stream}
+    began = time.monotonic()
+    response = ask(COMPLETIONS, body, service=build_service(plain_runner(), grammars=grammars))
+    assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert time.monotonic() - began < 1.5
 
 
 def test_j_07_a_grammar_that_never_ends_is_a_400_and_delays_nobody() -> None:

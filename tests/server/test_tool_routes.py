@@ -124,6 +124,17 @@ class TestCalls:
         assert choice["message"]["content"] == text[:9]
         assert "tool_calls" not in choice["message"]
 
+    @pytest.mark.parametrize(("stop", "reason"), [('"age"', "stop"), ("}", "stop"), ("<no>", "tool_calls")])
+    def test_a_stop_string_in_arguments_leaves_no_call_to_run(
+        self, form: str, stop: str, reason: str
+    ) -> None:
+        text = written(form, ("greet", ANN))
+        for stream in (False, True):
+            service = tool_service(ScriptedRunner(spelled(text)), form)
+            answer = asked(service, stop=stop, stream=stream)
+            ended = joined(answer) if stream else choice_of(answer)
+            assert ended["finish_reason"] == reason
+
     def test_an_answer_in_words_is_content(self, form: str) -> None:
         choice = choice_of(asked(tool_service(ScriptedRunner(spelled("No <tool> {needed}.")), form)))
         assert choice["finish_reason"] == "stop"
@@ -252,7 +263,7 @@ def tool(name: str, **function: object) -> dict[str, object]:
 
 CALLED = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "a"}}]}
 REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
-    "200 tools": ("tools", {"tools": [tool(f"f{i}") for i in range(200)]}, "200 asked for, at most 128"),
+    "200 tools": ("tools", {"tools": [tool(f"f{i}") for i in range(200)]}, "at most 128 items"),
     "one name twice": ("tools[2].function.name", {"tools": [tool("a"), tool("b"), tool("a")]}, "a is there"),
     "no function": ("tools[0].function", {"tools": [{"type": "function"}]}, "required"),
     "another type": ("tools[0].type", {"tools": [{"type": "web_search"}]}, "function"),

@@ -70,6 +70,7 @@ def serve_for_real(scheduler: Scheduler, arrivals: Sequence[Arrival], times: Ste
         vocab_size=scheduler.config.vocab_size,
         step_seconds=seconds,
         sleep=clock.advance,
+        choose=lambda _, __: 0,  # a reply is the beginning of nobody's prompt, as it is simulated
     )
     engine, lines = Engine(scheduler, runner, clock=clock), Lines()
     engine.observe(lines)

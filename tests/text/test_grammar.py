@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import subprocess
 import time
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +11,8 @@ import pytest
 from grammar_rig import EOS, compiled, ids_of, takes
 from tiny_vocabularies import merged_metadata, scored_metadata
 
-from legato.errors import ConstraintError, RequestError
+from legato.errors import ConstraintError, QueueFullError, RequestError
+from legato.text import grammar_trial
 from legato.text.fake import FakeTokenizer
 from legato.text.grammar import (
     Grammar,
@@ -23,6 +25,8 @@ from legato.text.grammar import (
 )
 from legato.text.grammar_trial import Source, WorkLimits
 from legato.text.tokenizer import Tokenizer, tokenizer_from_gguf
+
+ENDLESS = "start: A\nA: " + " & ".join(f"/.*a.{{{i}}}/" for i in range(1, 40))
 
 
 @pytest.mark.parametrize(
@@ -208,9 +212,8 @@ class TestLimits:
 
     def test_a_grammar_that_never_ends_is_given_up_and_the_next_one_compiles(self) -> None:
         grammars = Grammars(FakeTokenizer(), 258, limits=GrammarLimits(compile_s=0.3))
-        endless = "start: A\nA: " + " & ".join(f"/.*a.{{{i}}}/" for i in range(1, 40))
         with pytest.raises(RequestError, match=r"within 0\.3 s and 1024 MiB"):
-            compiled(grammars, grammar_source(endless))
+            compiled(grammars, grammar_source(ENDLESS))
         assert takes(compiled(grammars, choice_source(["a"])), "a")
 
     def test_the_process_is_started_again_where_it_died(self) -> None:
@@ -221,6 +224,43 @@ class TestLimits:
         os.kill(process.pid, 9)
         process.wait()
         assert takes(compiled(grammars, choice_source(["b"])), "b")
+
+    def test_of_endless_grammars_only_so_many_wait(self) -> None:
+        limits = GrammarLimits(compile_s=0.3, waiting=2)
+        grammars = Grammars(FakeTokenizer(), 258, limits=limits)
+        endless = [grammar_source(f"{ENDLESS}\n// {i}") for i in range(2)]
+        waiting = [grammars.compile(source) for source in endless]
+        with pytest.raises(QueueFullError, match="2 grammars wait"):
+            grammars.compile(choice_source(["a"]))
+        for future in waiting:
+            with pytest.raises(RequestError, match="within"):
+                future.result()
+        assert takes(compiled(grammars, choice_source(["a"])), "a")
+
+    def test_of_endless_grammars_none_waits_for_long(self) -> None:
+        limits = GrammarLimits(compile_s=0.3, wait_s=0.5)
+        grammars = Grammars(FakeTokenizer(), 258, limits=limits)
+        compiled(grammars, choice_source(["a"]))  # starts the process
+        began = time.monotonic()
+        waiting = [grammars.compile(grammar_source(f"{ENDLESS}\n// {i}")) for i in range(20)]
+        errors = [future.exception() for future in waiting]
+        assert time.monotonic() - began < 5, "20 x 0.3 s"
+        assert isinstance(errors[0], RequestError)
+        assert isinstance(errors[-1], QueueFullError)
+        assert takes(compiled(grammars, choice_source(["b"])), "b")
+
+    def test_what_many_ask_for_at_once_is_compiled_once(self) -> None:
+        grammars = Grammars(FakeTokenizer(), 258)
+        asked = [grammars.compile(choice_source(["a"])) for _ in range(5)]
+        assert len({id(future.result()) for future in asked}) == 1
+
+    def test_a_process_that_ends_while_it_is_asked_gives_no_answer_and_leaves_nothing_open(self) -> None:
+        process = subprocess.Popen(["true"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process.wait()
+        assert grammar_trial._asked(process, {"text": "x" * 100_000}, 1) is None
+        grammar_trial._killed(process)
+        assert process.stdin is not None
+        assert process.stdin.closed
 
     def test_a_deep_schema_is_refused_with_both_numbers(self, grammars: Grammars) -> None:
         schema: dict[str, object] = {"type": "integer"}

@@ -1,6 +1,7 @@
 """Calls of tools: recognized forms, grammars that allow valid ones alone, parsers that find them again."""
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -249,6 +250,18 @@ def test_a_reply_that_is_one_call_needs_no_marker(format: ToolFormat, frame: str
 def test_text_before_calls_is_content(format: ToolFormat, cuts: list[int]) -> None:
     text = "I look <tool [TOOL {up}.\n"
     assert pieces_of(format, text + format.written([STOP]), cuts) == [Content(text), *found(STOP)]
+
+
+@pytest.mark.parametrize("format", ALL, ids=lambda format: format.name)
+@pytest.mark.parametrize("start", ["", "<tool_call>", "[TOOL_CALLS]", '{"name"'])
+def test_a_reply_of_blanks_takes_no_longer_for_each(format: ToolFormat, start: str) -> None:
+    parser = ToolCallParser(format, {"f"})
+    text = "".join(piece.text for piece in parser.push(start) if isinstance(piece, Content))
+    began = time.process_time()
+    for _ in range(3000):
+        text += "".join(piece.text for piece in parser.push("\n" * 16) if isinstance(piece, Content))
+    assert time.process_time() - began < 0.5
+    assert text.endswith("\n" * 40_000)
 
 
 NO_CALLS = {

@@ -77,6 +77,15 @@ def test_an_infinite_rate_is_all_at_once() -> None:
     assert [a.time for a in retime([arrival(1), arrival(2)], Rhythm(rate=math.inf), 0)] == [0, 0]
 
 
+@pytest.mark.parametrize("burstiness", [1e-300, 1e-4, 1e-3])
+@pytest.mark.parametrize("num", [1, 3, 100])
+def test_bursts_may_be_as_short_as_one_likes(burstiness: float, num: int) -> None:
+    times = Rhythm(rate=2.0, burstiness=burstiness).times(num, random.Random(0))
+    assert len(times) == num
+    assert times == sorted(times)
+    assert 0 <= times[-1] <= num / 2
+
+
 @pytest.mark.parametrize("values", [{"rate": 0}, {"rate": math.nan}, {"rate": 1, "burstiness": -1}])
 def test_a_pace_must_be_above_0(values: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="must be above 0"):
@@ -131,6 +140,14 @@ def test_a_scenario_from_a_file(tmp_path: Path) -> None:
         ('{"groups": [{"prompt": 3, "output": 1, "size": 2}]}', "groups[0]: no such field 'size'"),
         ('{"groups": [{"prompt": 3, "output": 1, "rate": "2"}]}', "groups[0]: rate must be a number"),
         ('{"groups": [{"prompt": 3, "output": 1, "duration": 2}]}', "duration goes with rate"),
+        ('{"groups": [{"prompt": 3, "output": 1, "at": 1e999}]}', "at must be at most 1e+09, not inf"),
+        ('{"groups": [{"prompt": 3, "output": 1, "patience": 1e999}]}', "patience must be at most"),
+        (
+            '{"groups": [{"prompt": 3, "output": 1, "tpot_target_ms": 1e10}]}',
+            "tpot_target_ms must be at most",
+        ),
+        ('{"groups": [{"prompt": 3, "output": 1, "requests": 1000000000}]}', "at most 10,000,000 requests"),
+        ('{"groups": [{"prompt": 3, "output": 1, "rate": 1e999, "duration": 1}]}', "at most 10,000,000"),
         ('{"groups": [{"prompt": 3, "output": 1, "spread": 2}]}', "spread must be at most 1"),
         ('{"groups": [{"prompt": 3, "output": 1}], "name": 1}', "not an object of"),
     ],

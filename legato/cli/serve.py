@@ -93,10 +93,8 @@ def serve_model(settings: Settings, *, simulate: str | None = None, noise: bool 
 
 
 def _load(settings: Settings, progress: Callable[[str], None]) -> Served:
-    with importing():
-        from legato.engine.build import (
-            build,
-        )  # torch takes seconds, and what stands in for a model needs none
+    with importing():  # torch takes seconds, and what stands in for a model needs none
+        from legato.engine.build import build
 
     return build(settings.model, settings.engine, cache_dir=cache_dir(), progress=progress)
 

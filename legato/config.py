@@ -340,7 +340,7 @@ def load_settings(
     except ValidationError as error:
         first = error.errors()[0]
     place = [str(part) for part in first["loc"]]
-    message = first["msg"].removeprefix("Value error, ")
+    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     value = first["input"]
     hidden = {name for _, name, field in fields() if _is_secret(field)}
     given = "" if isinstance(value, Mapping) or hidden & set(place) else f" (not {value!r:.100})"

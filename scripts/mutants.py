@@ -959,6 +959,13 @@ MUTANTS = (
         CONNECTIONS + "a_client_that_takes_nothing_is_dropped_and_holds_nothing",
     ),
     Mutant(
+        "an answer that a reset takes away",
+        "legato/server/connection.py",
+        "if cycle is not None and not cycle.more_body:",
+        "if cycle is not None:",
+        CONNECTIONS + "a_client_that_sends_all_before_it_reads_gets_its_answer",
+    ),
+    Mutant(
         "a step that hangs is no trouble",
         "legato/engine/loop.py",
         "self.busy_since = self._engine.clock()",

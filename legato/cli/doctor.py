@@ -6,6 +6,7 @@ import os
 import platform
 from dataclasses import asdict
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,7 +17,9 @@ from legato.cli.load import load_llm
 from legato.config import Settings
 from legato.core.plan import Sampled
 from legato.core.request import SamplingParams
-from legato.engine.llm import LLM
+
+if TYPE_CHECKING:
+    from legato.engine.llm import LLM
 
 Report = dict[str, dict[str, str]]
 
@@ -74,7 +77,7 @@ def _machine() -> dict[str, str]:
     }
 
 
-def _model(llm: LLM) -> dict[str, str]:
+def _model(llm: "LLM") -> dict[str, str]:
     built, spec = llm.built, llm.built.spec
     windows = sorted({layer.window for layer in spec.layers if layer.window is not None})
     return {
@@ -89,7 +92,7 @@ def _model(llm: LLM) -> dict[str, str]:
     }
 
 
-def _self_test(llm: LLM) -> dict[str, str]:
+def _self_test(llm: "LLM") -> dict[str, str]:
     """The known answer, if this model has one; and one prompt alone and again in a crowd.
 
     In a crowd sums run in another order, so a choice between two nearly equal tokens may fall otherwise:

@@ -1,5 +1,6 @@
 """Loading a model with its stages shown on standard error."""
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -17,11 +18,23 @@ if TYPE_CHECKING:
 def load_llm(settings: Settings, *, alone: bool = False, for_chat: bool = False) -> "LLM":
     """The model of the settings, ready for offline use; `alone` for one request at a time, with memory for
     no more; `for_chat` only if it has a chat template."""
-    from legato.engine.llm import LLM  # torch takes seconds, and not every command needs it
+    with importing():
+        from legato.engine.llm import LLM  # torch takes seconds, and not every command needs it
 
     engine = settings.engine.model_copy(update={"max_running": 1}) if alone else settings.engine
     with stages() as progress:
         return LLM.load(settings.model, engine, cache_dir=cache_dir(), progress=progress, for_chat=for_chat)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """While libraries are imported, Ctrl-C ends the process at once: the exception that it is otherwise is
+    swallowed by some of them, which are broken from then on (torch's C code, as it imports numpy)."""
+    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from legato import __version__
-from legato.cli.load import stages
+from legato.cli.load import importing, stages
 from legato.cli.logs import configure
 from legato.cli.options import cache_dir
 from legato.config import ServerSettings, Settings, in_seconds
@@ -93,7 +93,8 @@ def serve_model(settings: Settings, *, simulate: str | None = None, noise: bool 
 
 
 def _load(settings: Settings, progress: Callable[[str], None]) -> Served:
-    from legato.engine.build import build  # torch takes seconds, and what stands in for a model needs none
+    with importing():  # torch takes seconds, and what stands in for a model needs none
+        from legato.engine.build import build
 
     return build(settings.model, settings.engine, cache_dir=cache_dir(), progress=progress)
 

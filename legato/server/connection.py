@@ -2,7 +2,8 @@
 
 A request's head may be only so long, and head and body have to come in a given time; a connection that never
 asks anything is closed like one that asks nothing more, and a client that takes nothing of what is sent to it
-is dropped. None of it costs anything for each token that is sent.
+is dropped. A client that is answered before it has sent everything can read the answer. None of it costs
+anything for each token that is sent.
 
 Who offers another protocol (Java's client does, with every request) is answered in this one.
 """
@@ -11,10 +12,13 @@ import asyncio
 import json
 import socket
 import struct
+from contextlib import suppress
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from legato.errors import RequestError
 from legato.server.failures import error_body
@@ -34,6 +38,8 @@ class Connection(HttpToolsProtocol):
         """While a request is not complete."""
         self._head_bytes = 0
         """That came since the last byte of a body."""
+        self._ended = False
+        """Whether all that still comes is dropped."""
         self._stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -43,6 +49,8 @@ class Connection(HttpToolsProtocol):
         )
 
     def data_received(self, data: bytes) -> None:
+        if self._ended:
+            return
         self._unset_keepalive_if_required()
         self._head_bytes += len(data)
         if self._receiving is None:
@@ -51,7 +59,7 @@ class Connection(HttpToolsProtocol):
             self._feed(data)
         except httptools.HttpParserError:
             self._refuse("400 Bad Request", "this is not HTTP/1.1")
-        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+        if self._head_bytes > MAX_HEAD_BYTES and not (self._ended or self.transport.is_closing()):
             self._refuse(
                 "431 Request Header Fields Too Large",
                 f"the head of the request has more than {MAX_HEAD_BYTES} bytes, the most possible",
@@ -62,8 +70,14 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_headers_complete(self) -> None:
-        if not self.parser.should_upgrade():
-            super().on_headers_complete()
+        if self.parser.should_upgrade():
+            return
+        super().on_headers_complete()
+        # The answer's end may close the connection: that is up to us.
+        close = partial(self._end, self.cycle)
+        self.cycle.transport = SimpleNamespace(  # type: ignore[assignment]
+            write=self.transport.write, is_closing=self.transport.is_closing, close=close
+        )
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -100,7 +114,9 @@ class Connection(HttpToolsProtocol):
     def _too_slow(self) -> None:
         self._receiving = None
         cycle = self.cycle
-        if cycle is not None and not cycle.response_complete and not cycle.more_body:
+        if self._ended:
+            self.transport.close()
+        elif cycle is not None and not cycle.response_complete and not cycle.more_body:
             # Another request is being answered, which this one waits for.
             self._receiving = self.loop.call_later(self._receive_timeout, self._too_slow)
         elif cycle is not None and cycle.response_complete and cycle.more_body:
@@ -117,7 +133,23 @@ class Connection(HttpToolsProtocol):
         body = json.dumps(error_body(RequestError(message)))
         head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
         self.transport.write(f"{head}\r\nconnection: close\r\n\r\n{body}".encode())
-        self.transport.close()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._end(None)
+
+    def _end(self, cycle: RequestResponseCycle | None) -> None:
+        """Close, after the answer to `cycle`. A client that may still send gets time to read it: to close
+        with bytes unread is to reset, which takes from it what it has not read (RFC 9112, 9.6)."""
+        if cycle is not None and not cycle.more_body:
+            self.transport.close()
+            return
+        self._ended = True
+        self.flow.resume_reading()
+        with suppress(OSError):  # the client is gone already
+            self.transport.write_eof()
+        if self._receiving is None:
+            self._receiving = self.loop.call_later(self._receive_timeout, self._too_slow)
 
     def pause_writing(self) -> None:
         """More waits to be sent than the connection may hold."""

@@ -12,7 +12,11 @@ from legato.server.service import Service
 def check_model(name: str | None, service: Service) -> None:
     """Raises `NotFoundError` for another model's name. No name means the served model."""
     if name not in (None, service.model_name):
-        raise NotFoundError("there is no model of this name here", param="model", code="model_not_found")
+        raise NotFoundError(
+            f"there is no model of this name here, only {service.model_name}",
+            param="model",
+            code="model_not_found",
+        )
 
 
 def model_routes(service: Service) -> APIRouter:

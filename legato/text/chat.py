@@ -194,7 +194,10 @@ def load_template(name_or_path: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"chat template {path} cannot be read: {error}", param="chat_template") from error
+        reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", error)
+        raise ConfigError(
+            f"chat template {path}: cannot be read ({reason})", param="chat_template"
+        ) from error
 
 
 def template_from_gguf(metadata: Mapping[str, object]) -> str | None:

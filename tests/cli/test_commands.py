@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -167,3 +168,44 @@ def test_chat_answers_with_a_template_that_is_given(tmp_path: Path, gemma_path: 
 def cache(gemma_path: Path) -> dict[str, str]:
     """The folder in which the test session has put the demo model together."""
     return {"LEGATO_CACHE_DIR": str(gemma_path.parents[2])}
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Importer:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:  # as torch's C code does
+                sys.exit("swallowed")
+
+sys.meta_path.insert(0, Importer())
+from legato.cli.main import run
+run()
+"""
+
+
+@pytest.mark.parametrize("command", ["generate hi", "chat", "doctor", "serve --port 0"])
+def test_ctrl_c_ends_the_process_whatever_a_library_makes_of_it_while_it_is_imported(
+    command: str, tmp_path: Path
+) -> None:
+    out = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, *command.split()],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (out.returncode, out.stderr) == (-signal.SIGINT, "")
+
+
+def test_problems_of_settings_are_told_in_our_words(tmp_path: Path) -> None:
+    for arguments, told in (
+        (("--port", "99999"), "--port: must be less than or equal to 65535 (not 99999)"),
+        (("--policy", "x"), "--policy: must be 'fair', 'fcfs', 'shortest' or 'priority' (not 'x')"),
+    ):
+        assert legato("serve", *arguments, cwd=tmp_path).stderr == f"legato: error: {told}\n"

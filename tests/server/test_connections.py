@@ -26,6 +26,8 @@ from server_rig import (
 
 from legato.core.plan import StepPlan
 from legato.server.connection import MAX_HEAD_BYTES
+from legato.server.lobby import lobby
+from legato.server.run import bind
 
 STREAM: dict[str, Any] = {"prompt": "hi", "max_tokens": 500, "ignore_eos": True, "stream": True}
 
@@ -110,7 +112,7 @@ def test_a_head_without_an_end_is_refused(start_server: StartServer) -> None:
 
 
 def test_headers_after_a_chunked_body_have_a_limit_too(start_server: StartServer) -> None:
-    server = start_server()
+    server = start_server(timeouts={"receive_timeout": 0.5})
     with connected(server) as client:
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
         assert reset_within(client, 5, b"X-Trailer: " + b"x" * 1000 + b"\r\n")
@@ -198,6 +200,43 @@ def test_who_offers_another_protocol_is_answered_in_this_one(
     assert answer.count(b"HTTP/1.1 200 OK") == 4
     assert answer.count(b'"text":"ab"') == 3
     assert not caplog.records
+
+
+CLOSING = b"POST /v1/completions HTTP/1.%d\r\nConnection: close\r\n"
+HUGE = b"Content-Length: 80000000\r\n\r\n"
+EARLY = {
+    "a body that is too large": (CLOSING % 1 + HUGE, 413),
+    "the same from HTTP 1.0": (CLOSING % 0 + HUGE, 413),
+    "a chunk that is none": (CLOSING % 1 + b"Transfer-Encoding: chunked\r\n\r\nx", 400),
+    "no HTTP": (b"hello\r\n", 400),
+    "a head without an end": (b"GET / HTTP/1.1\r\nX: ", 431),
+}
+
+
+def send_on_and_on(port: int, start: bytes) -> bytes:
+    """Megabytes, all before anything is read, as many clients do."""
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.settimeout(10)
+        client.sendall(start)
+        for _ in range(40):
+            client.sendall(b" " * 1_000_000)
+        return client.recv(1 << 16)
+
+
+@pytest.mark.parametrize("kind", EARLY)
+def test_a_client_that_sends_all_before_it_reads_gets_its_answer(
+    start_server: StartServer, kind: str
+) -> None:
+    """Closing a connection with bytes unread would take the answer away from it."""
+    server = start_server()
+    start, status = EARLY[kind]
+    assert send_on_and_on(server.port, start).startswith(f"HTTP/1.1 {status} ".encode())
+
+
+def test_so_does_one_that_comes_while_the_server_loads() -> None:
+    with bind("127.0.0.1", 0) as listener, lobby(listener):
+        answer = send_on_and_on(listener.getsockname()[1], EARLY["a body that is too large"][0])
+    assert answer.startswith(b"HTTP/1.1 503 ")
 
 
 @pytest.mark.parametrize(

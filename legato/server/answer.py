@@ -23,7 +23,7 @@ from legato.server.prompt_log import log_prompts
 from legato.server.protocol import GenerationBody, StreamOptions
 from legato.server.replies import Generation, Part, out_of_time, started
 from legato.server.service import Service
-from legato.server.sse import DONE, KEEP_ALIVE, EventStream, Silence, event, unless_gone
+from legato.server.sse import DONE, KEEP_ALIVE, EventStream, Silence, events_with, unless_gone
 
 Json = dict[str, object]
 
@@ -140,11 +140,13 @@ async def _events(
     untold: defaultdict[int, list[Delta]] = defaultdict(list)
     """Deltas of prompts, by reply: they are told with the reply's first token."""
 
+    event_of = events_with(head)
+
     def chunk_of(content: Json) -> bytes:
         if options.continuous_usage_stats:
             usage.num_cached = generation.num_cached(running.streams)
-            return event({**head, **content, "usage": usage.as_json()})
-        return event({**head, **content, "usage": None} if options.include_usage else {**head, **content})
+            return event_of({**content, "usage": usage.as_json()})
+        return event_of({**content, "usage": None} if options.include_usage else content)
 
     def chunks_of(index: int, part: Part) -> list[bytes]:
         return [chunk_of(content) for content in wording.chunks(index, part, first=index not in opened)]
@@ -167,13 +169,17 @@ async def _events(
                         continue
                     usage.num_completion += delta.sampled is not None
                     part = Part.of(untold.pop(index))
-                    for chunk in await in_thread_if(len(part.prompt) > MANY, partial(chunks_of, index, part)):
+                    is_long = len(part.prompt) > MANY
+                    chunks = (
+                        await asyncio.to_thread(chunks_of, index, part) if is_long else chunks_of(index, part)
+                    )
+                    for chunk in chunks:
                         silence.heard()
                         yield chunk
                     opened.add(index)
         usage.num_cached = generation.num_cached(running.streams)
     if options.include_usage:
-        yield event({**head, "choices": [], "usage": usage.as_json()})
+        yield event_of({"choices": [], "usage": usage.as_json()})
     yield DONE
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -24,6 +24,12 @@ _to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 def event(data: object) -> bytes:
     """One server-sent event. Only ASCII: some clients take U+2028 or U+0085 for the end of a line."""
     return f"data: {_to_json(data)}\n\n".encode("ascii")
+
+
+def events_with(head: Mapping[str, object]) -> Callable[[Mapping[str, object]], bytes]:
+    """Makes events of `head` and what else there is to say, at least one thing: the head is encoded once."""
+    opening = f"data: {_to_json(head)[:-1]},"
+    return lambda data: f"{opening}{_to_json(data)[1:]}\n\n".encode("ascii")
 
 
 class Silence:

@@ -51,6 +51,8 @@ class TextRules:
 
     stop: Sequence[str] = ()
     """Strings that end the reply; they are cut off."""
+    min_tokens: int | None = None
+    """Number of the reply's first tokens that cannot complete a stop string; None: the request's `min_tokens`."""
     include_stop: bool = False
     """What ends the reply, string or token, stays in its text."""
     skip_special: bool = True
@@ -116,6 +118,8 @@ class Reply:
         self._include_stop = text.include_stop
         self._detokenizer = Detokenizer(tokenizer, skip_special=text.skip_special, shown=text.shown)
         self._stops = StopStrings(text.stop, include=text.include_stop)
+        self._min_tokens = request.params.min_tokens if text.min_tokens is None else text.min_tokens
+        self._num_generated = 0
         scores_prompt = request.params.prompt_logprobs is not None
         self._unscored = (Sampled(request.prompt[0]),) if scores_prompt else ()
         """The first token of a prompt of which log-probabilities were asked for, until it was told."""
@@ -145,9 +149,10 @@ class Reply:
     def _token(self, event: TokenEvent, prompt: tuple[Sampled, ...]) -> Delta:
         token = event.sampled.token
         self.num_cached = event.num_cached
+        self._num_generated += 1
         stopped = event.finish is FinishReason.STOP
         hidden = stopped and not self._include_stop
-        text = "" if hidden else self._stops.push(self._detokenizer.push(token))
+        text = "" if hidden else self._add(self._detokenizer.push(token))
         if event.finish is not None and self._stops.matched is None:
             text += self._flush()
         if self._stops.matched is not None:
@@ -157,6 +162,9 @@ class Reply:
             return Delta(text, event.sampled, Finish(event.finish, token if own else None), prompt)
         return Delta(text, event.sampled, None, prompt)
 
+    def _add(self, text: str) -> str:
+        return self._stops.push(text, may_stop=self._num_generated > self._min_tokens)
+
     def _flush(self) -> str:
         """The text still held back: it became no stop string, unless its very end does."""
-        return self._stops.push(self._detokenizer.flush()) + self._stops.flush()
+        return self._add(self._detokenizer.flush()) + self._stops.flush()

@@ -163,6 +163,7 @@ def text_rules(body: GenerationBody) -> TextRules:
     """How the reply's text is made."""
     return TextRules(
         stop=tuple(body.stop),
+        min_tokens=body.min_tokens,  # a given form with `ignore_eos` raises that of the parameters
         include_stop=body.include_stop_str_in_output,
         skip_special=body.skip_special_tokens,
     )

@@ -41,8 +41,11 @@ class StopStrings:
         self.matched: str | None = None
         """The stop string that ended the text."""
 
-    def push(self, text: str) -> str:
-        """The text that is now safe to show: no stop string can begin in it. "" for ever after a match."""
+    def push(self, text: str, *, may_stop: bool = True) -> str:
+        """The text that is now safe to show: no stop string can begin in it. "" for ever after a match.
+
+        If not `may_stop`, a stop string that is complete within `text` is text like any other.
+        """
         if self.matched is not None or not self._searches:
             return "" if self.matched is not None else text
         text_start = len(self._held)
@@ -51,7 +54,9 @@ class StopStrings:
             for search in self._searches:
                 search.advance(char)
             for search in self._searches:
-                if search.num_matched == len(search.stop):
+                if search.num_matched == len(search.stop) and not may_stop:
+                    search.skip()
+                elif search.num_matched == len(search.stop):
                     self.matched = search.stop
                     end = position if self._include else position - len(search.stop)
                     shown, self._held = self._held[:end], ""
@@ -77,6 +82,10 @@ class _Search:
 
     def advance(self, char: str) -> None:
         self.num_matched = _extend(self.stop, self._shorter, self.num_matched, char)
+
+    def skip(self) -> None:
+        """Do not count the match that is complete; the next one may begin within it."""
+        self.num_matched = self._shorter[self.num_matched]
 
 
 @lru_cache(maxsize=256)

@@ -15,8 +15,9 @@ TOKENIZER = FakeTokenizer()
 A = RequestId("A")
 
 
-def reply(*stops: str) -> Reply:
-    request = Request(id=A, prompt=(1,), params=SamplingParams(max_tokens=1000), arrival=0.0)
+def reply(*stops: str, min_tokens: int = 0) -> Reply:
+    params = SamplingParams(max_tokens=1000, min_tokens=min_tokens)
+    request = Request(id=A, prompt=(1,), params=params, arrival=0.0)
     return Reply(request, TOKENIZER, TextRules(stop=stops))
 
 
@@ -100,3 +101,41 @@ def test_the_text_is_the_decode_cut_at_the_first_stop_string(body: str, stops: l
     else:
         assert text(deltas) == body
         assert finish.reason is FinishReason.LENGTH
+
+
+MIN_TOKENS = {
+    "early": (b"a.b", 2, "a.b"),
+    "early, then late": (b"a.b.c", 2, "a.b"),
+    "complete at token min_tokens": (b"ab.", 3, "ab."),
+    "complete after token min_tokens": (b"abc.", 3, "abc"),
+    "begun early": (b"abEND", 4, "ab"),
+    "never": (b"..", 9, ".."),
+}
+
+
+@pytest.mark.parametrize(("body", "min_tokens", "shown"), MIN_TOKENS.values(), ids=MIN_TOKENS.keys())
+def test_no_stop_string_counts_before_min_tokens(body: bytes, min_tokens: int, shown: str) -> None:
+    """B-22."""
+    deltas = feed(reply(".", "END", min_tokens=min_tokens), list(body), FinishReason.LENGTH)
+    assert text(deltas) == shown
+    stopped = shown != body.decode()
+    assert deltas[-1].finish is not None
+    assert deltas[-1].finish.reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+
+
+@given(
+    body=st.text("ab", min_size=1, max_size=20),
+    stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+    min_tokens=st.integers(0, 20),
+)
+def test_the_first_stop_string_complete_after_min_tokens_ends_the_reply(
+    body: str, stops: list[str], min_tokens: int
+) -> None:
+    deltas = feed(reply(*stops, min_tokens=min_tokens), list(body.encode()), FinishReason.LENGTH)
+    for end in range(min_tokens + 1, len(body) + 1):
+        found = [stop for stop in stops if body[:end].endswith(stop)]
+        if found:
+            assert text(deltas) == body[: end - max(map(len, found))]
+            assert len(deltas) == end
+            return
+    assert text(deltas) == body

@@ -261,6 +261,13 @@ def test_h_10_as_many_tokens_come_as_were_asked_for_however_long_the_prompt_is()
     assert stream(ScriptedRunner(spelled("ok")), **body)[-1]["usage"] == usage_of(101, 384)
 
 
+def test_b_22_min_tokens_holds_against_stop_strings() -> None:
+    body = {"stop": ["b", "ef"], "min_tokens": 5, "max_tokens": 8}
+    choice = complete(**body)["choices"][0]
+    assert (choice["text"], choice["stop_reason"]) == ("abcd", "ef")
+    assert "".join(c["text"] for event in stream(**body) for c in event["choices"]) == "abcd"
+
+
 @pytest.mark.parametrize("ignore_eos", [False, True])
 def test_a_stop_token_of_the_clients_ends_the_reply_and_shows_no_text(ignore_eos: bool) -> None:
     choice = complete(stop_token_ids=[ord("c")], ignore_eos=ignore_eos)["choices"][0]

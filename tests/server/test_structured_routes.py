@@ -128,8 +128,11 @@ class TestEnd:
         assert (choice["text"], choice["finish_reason"]) == ("a" * 20, "length")
 
     def test_a_stop_string_and_a_stop_token_of_the_client_end_it_early(self) -> None:
-        answer = asked(COMPLETIONS, guided_choice=["abcdef"], stop="de").json()["choices"][0]
-        assert (answer["text"], answer["stop_reason"]) == ("abc", "de")
+        for fields in ({}, {"ignore_eos": True}, {"min_tokens": 4}):
+            answer = asked(COMPLETIONS, guided_choice=["abcdef"], stop="de", **fields).json()["choices"][0]
+            assert (answer["text"], answer["stop_reason"]) == ("abc", "de")
+        answer = asked(COMPLETIONS, guided_choice=["abcdef"], stop="de", min_tokens=5).json()["choices"][0]
+        assert (answer["text"], answer["finish_reason"]) == ("abcdef", "stop")
         answer = asked(COMPLETIONS, guided_choice=["abcdef"], stop_token_ids=[ord("c")]).json()["choices"][0]
         assert (answer["text"], answer["stop_reason"]) == ("ab", ord("c"))
 

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from legato.core.events import ProgressEvent
 from legato.engine.output import Delta
 from legato.server.body import in_thread_if
+from legato.server.notices import notice_headers
 from legato.server.prompt_log import log_prompts
 from legato.server.protocol import GenerationBody, StreamOptions
 from legato.server.replies import Generation, Part, out_of_time, started
@@ -92,7 +93,8 @@ async def answer(
     }
     prepare = partial(_in_time, prepare, body.timeout)
     if body.stream:
-        return EventStream(_events(service, body, head, name, prepare))
+        headers: dict[str, str] = {}
+        return EventStream(_events(service, body, head, name, prepare, headers), headers)
     return await unless_gone(request.receive, _whole(service, head, name, prepare))
 
 
@@ -125,14 +127,24 @@ async def _whole(service: Service, head: Json, name: str, prepare: Prepare) -> R
     num_entries = num_completion + sum(len(reply.prompt) for reply in replies)
     return await in_thread_if(
         num_entries > MANY,
-        lambda: JSONResponse({**head, **wording.whole(replies), "usage": usage.as_json()}),
+        lambda: JSONResponse(
+            {**head, **wording.whole(replies), "usage": usage.as_json()},
+            headers=notice_headers(generation.notices),
+        ),
     )
 
 
 async def _events(
-    service: Service, body: GenerationBody, head: Json, name: str, prepare: Prepare
+    service: Service,
+    body: GenerationBody,
+    head: Json,
+    name: str,
+    prepare: Prepare,
+    headers: dict[str, str],
 ) -> AsyncGenerator[bytes, None]:
+    """Fills `headers` before the first event."""
     generation, wording = await prepare()
+    headers.update(notice_headers(generation.notices))
     log_prompts(service, name, generation)
     options = body.stream_options or StreamOptions()
     usage = Usage(generation.num_prompt_tokens, num_truncated=generation.num_truncated)

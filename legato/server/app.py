@@ -11,6 +11,7 @@ from legato.server.completions import completion_routes
 from legato.server.entrance import HEADER, Entrance
 from legato.server.guards import BodyLimit, KeyGuard
 from legato.server.models import model_routes
+from legato.server.notices import HEADER as NOTICE
 from legato.server.openapi import page
 from legato.server.service import Service
 from legato.server.status import status_routes
@@ -34,7 +35,7 @@ def create_app(service: Service) -> FastAPI:
             allow_origins=service.allowed_origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
-            expose_headers=(HEADER, "Retry-After"),
+            expose_headers=(HEADER, NOTICE, "Retry-After"),
         )
     app.add_middleware(Entrance, service.access_log)
     failures.install(app)

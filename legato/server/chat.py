@@ -22,6 +22,7 @@ from legato.server.sampling import (
     bad_words,
     check_body,
     check_length,
+    length_notices,
     num_truncated,
     reply_length,
     sampling_params,
@@ -121,6 +122,7 @@ async def _prepare(service: Service, body: ChatBody, arrival: float) -> tuple[Ge
         n=body.n,
         arrival=arrival,
         terms=terms(body),
+        notices=length_notices(body, [length]),
     )
     return generation, ChatWording(service, body, prompt, calls)
 

@@ -20,6 +20,7 @@ from legato.server.sampling import (
     check_body,
     check_ids,
     check_length,
+    length_notices,
     num_truncated,
     reply_length,
     sampling_params,
@@ -94,6 +95,7 @@ async def _prepare(service: Service, body: CompletionBody, arrival: float) -> tu
         n=body.n,
         arrival=arrival,
         terms=terms(body),
+        notices=length_notices(body, lengths),
     )
     return generation, CompletionWording(service, body, prompts)
 

@@ -77,9 +77,10 @@ class GenerationBody(StructuredFields):
     n: int = Field(1, ge=1, le=_MAX_INT)
     best_of: int | None = None
     """Only as a second name for `n`."""
-    max_tokens: int | None = Field(None, ge=0, le=_MAX_INT)
-    """0 only where the prompt is asked about."""
-    max_completion_tokens: int | None = Field(None, ge=0, le=_MAX_INT)
+    max_tokens: int | None = Field(None, ge=-1, le=_MAX_INT)
+    """A limit: if the prompt leaves less room, it is that room. -1: no limit. 0: only where the prompt
+    is asked about."""
+    max_completion_tokens: int | None = Field(None, ge=-1, le=_MAX_INT)
     """OpenAI's newer name of `max_tokens`."""
     min_tokens: int = Field(0, ge=0, le=_MAX_INT)
     temperature: float = Field(1.0, ge=0, le=2)

@@ -35,6 +35,8 @@ class Generation:
     arrival: float
     """When the HTTP request came, in seconds on the engine's clock."""
     terms: Terms
+    notices: tuple[str, ...] = ()
+    """What the client should know of how its request was read: one sentence each, told in a header."""
 
     @property
     def num_prompt_tokens(self) -> int:

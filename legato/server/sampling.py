@@ -15,6 +15,8 @@ from legato.server.structured import constrained
 from legato.text.grammar import Grammar
 from legato.text.stop import StopStrings
 
+NO_LIMIT = -1
+"""As max_tokens: as many as there is room for."""
 _SEEDS = 1 << 64
 _CHARS_PER_TOKEN = 256
 """More than the longest token of any vocabulary (runs of 128 spaces are the longest in use)."""
@@ -64,7 +66,9 @@ def truncated(prompt: tuple[int, ...], body: GenerationBody, service: Service) -
     length = body.truncate_prompt_tokens
     if length == -1:
         asked = asked_length(body)
-        length = max(service.max_model_len - (1 if asked is None else asked), 1)
+        # A limit above what the model takes is no demand for room: the prompt gets it.
+        room = 1 if asked in (None, NO_LIMIT) or asked >= service.max_model_len else asked
+        length = max(service.max_model_len - room, 1)
     return prompt if length is None else prompt[-length:]
 
 
@@ -87,8 +91,8 @@ async def bad_words(body: GenerationBody, service: Service) -> tuple[tuple[int, 
 def reply_length(body: GenerationBody, max_model_len: int, num_prompt: int, default: int | None) -> int:
     """The most tokens of a reply to a prompt of `num_prompt` tokens.
 
-    A body without max_tokens gets `default`, or less if there is less room; None is all the room left. Raises
-    `ContextLengthError`, with the numbers, if prompt and reply cannot fit.
+    A body without max_tokens gets `default`, or less if there is less room; None is all the room left, and
+    so is a max_tokens above it. Raises `ContextLengthError`, with the numbers, if the prompt leaves none.
     """
     if num_prompt == 0:
         raise RequestError("the prompt is empty", param="prompt")
@@ -100,18 +104,22 @@ def reply_length(body: GenerationBody, max_model_len: int, num_prompt: int, defa
             "at least 1 of them for the reply",
             param="prompt",
         )
-    if asked is not None and asked > room:
-        raise ContextLengthError(
-            f"the prompt has {num_prompt} tokens and the request asks for {asked} more; "
-            f"together at most {max_model_len} are possible",
-            param="max_tokens",
-        )
-    most = asked if asked is not None else room if default is None else min(room, default)
+    wanted = default if asked is None else None if asked == NO_LIMIT else asked
+    most = room if wanted is None else min(room, wanted)
     if body.min_tokens > most:
         raise RequestError(
             f"min_tokens: {body.min_tokens} is above the {most} tokens possible", param="min_tokens"
         )
     return most
+
+
+def length_notices(body: GenerationBody, lengths: Sequence[int]) -> tuple[str, ...]:
+    """What a client is told whose max_tokens is above what its prompts leave."""
+    asked = asked_length(body)
+    if asked is None or asked <= min(lengths):
+        return ()
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    return (f"{name}: {asked} asked for, {min(lengths)} possible after the prompt",)
 
 
 def sampling_params(
@@ -188,7 +196,7 @@ def seed_of(seed: int, sample: int) -> int:
 
 
 def asked_length(body: GenerationBody) -> int | None:
-    """The most tokens that a reply may have, if the request says so."""
+    """The most tokens that a reply may have, if the request says so; or `NO_LIMIT`."""
     return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
 
 

@@ -99,13 +99,15 @@ class EventStream(StreamingResponse):
     later is an event with an error, and the end of the stream.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], more_headers: Mapping[str, str]) -> None:
+        """`more_headers` may be filled until `events` makes its first one."""
         super().__init__(
             events,
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
         self._events = events
+        self._more_headers = more_headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         async with aclosing(self._events):
@@ -114,6 +116,7 @@ class EventStream(StreamingResponse):
 
     async def _send(self, send: Send) -> None:
         first = await anext(self._events)
+        self.headers.update(self._more_headers)
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": first, "more_body": True})
         try:

@@ -50,11 +50,10 @@ BOTH: list[tuple[str, str, object, str]] = [
     ("B-01", "logit_bias.1", {"1": "5"}, "number"),
     ("B-01", "logit_bias", {str(i): 0 for i in range(1025)}, "1024"),
     ("B-06", "max_tokens", 0, "1"),
-    ("B-06", "max_tokens", -5, "0"),
+    ("B-06", "max_tokens", -5, "-1"),
     ("B-06", "max_tokens", 2.5, "integer"),
     ("B-06", "max_tokens", "10", "integer"),
     ("B-06", "max_tokens", True, "integer"),
-    ("J-03", "max_tokens", 10**9, str(MAX_LEN)),
     ("B-23", "max_tokens", 10**12, "2147483647"),
     ("B-06", "max_completion_tokens", 0, "1"),
     ("B-06", "min_tokens", -1, "0"),
@@ -131,7 +130,7 @@ COMPLETION_ONLY: list[tuple[str, str, dict[str, Any], str]] = [
     ("B-05", "max_tokens", {"prompt": "a", "max_tokens": 0}, "at least 1"),
     ("B-05", "max_tokens", {"prompt": "a", "logprobs": 1, "max_tokens": 0}, "at least 1"),
     ("B-05", "max_completion_tokens", {"prompt": "a", "max_completion_tokens": 0}, "at least 1"),
-    ("B-05", "max_tokens", {"prompt": "a", "echo": True, "max_tokens": -1}, "0"),
+    ("B-05", "max_tokens", {"prompt": "a", "echo": True, "max_tokens": -2}, "-1"),
     ("B-26", "logprobs", {"prompt": "a", "logprobs": 25}, "20"),
     ("B-26", "logprobs", {"prompt": "a", "logprobs": -1}, "0"),
     ("B-26", "logprobs", {"prompt": "a", "logprobs": True}, "integer"),
@@ -300,11 +299,6 @@ class TestContextLength:
     def test_a_chat_without_room_is_refused_too(self) -> None:
         messages = [{"role": "user", "content": "x" * MAX_LEN}]
         assert refused_both_ways(CHAT, {"messages": messages})["code"] == "context_length_exceeded"
-
-    def test_a_reply_that_does_not_fit_behind_the_prompt_is_refused(self) -> None:
-        error = refused_both_ways(COMPLETIONS, {"prompt": [1] * 500, "max_tokens": 13})
-        assert error["code"] == "context_length_exceeded"
-        assert all(number in error["message"] for number in ("500", "13", str(MAX_LEN)))
 
     def test_what_fits_exactly_is_served_in_chunks(self) -> None:
         """The prompt is longer than a step's budget."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from legato.cli.options import schema, takes_settings, unknown_variables
+from legato.cli.options import cache_dir, schema, takes_settings, unknown_variables
 from legato.config import Settings
 from legato.errors import LegatoError
 from legato.workload.scenario import SCENARIOS
@@ -257,6 +257,8 @@ def run() -> None:
     # Torch's threads would go on using a core for a while after each of its operations, and take it from the
     # kernels' own. Read when torch is loaded, which is later.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if os.environ.get("LEGATO_CACHE_DIR"):  # compiled kernels go there too; read when numba is loaded
+        os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_dir() / "kernels"))
     try:
         for name in unknown_variables():
             print(f"legato: warning: {name}: no such setting", file=sys.stderr)

@@ -56,9 +56,9 @@ class Threads:
         self._memory = memory
         self._sleepers: list[_Sleeper] = []
         watch = Kernel(_build_watch(source_version()), None)
-        if not watch.is_kept:
-            progress("no directory is writable for compiled kernels: every start compiles them")
         watch(self.team(1), 0, 0)
+        if watch.problem is not None:
+            progress(f"compiled kernels cannot be kept, every start compiles them: {watch.problem}")
         self._sleepers = [_Sleeper() for _ in range(1, count)]
         for worker, sleeper in enumerate(self._sleepers, start=1):
             # A thread holds what it needs of this object, and not the object.

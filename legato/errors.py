@@ -10,7 +10,7 @@
     │   ├── ContextLengthError     it can never fit, whatever the load                400
     │   └── NotFoundError          no such model or route                             404
     ├── QueueFullError         as many requests wait as may                           429
-    ├── UnavailableError       loading, draining or shut down                         503
+    ├── UnavailableError       loading, draining or shut down; a helper was killed    503
     ├── DeadlineError          the request's own timeout passed                       504
     └── StepError              a model step failed; the request in it is lost         500
 
@@ -107,7 +107,7 @@ class DeadlineError(LegatoError):
 
 
 class UnavailableError(LegatoError):
-    """The server is loading, draining or shut down."""
+    """The server is loading, draining or shut down, or a process that it needs was killed."""
 
     status = 503
     type = "service_unavailable_error"

@@ -52,7 +52,7 @@ class TextRules:
     stop: Sequence[str] = ()
     """Strings that end the reply; they are cut off."""
     min_tokens: int | None = None
-    """Number of the reply's first tokens that cannot complete a stop string; None: the request's `min_tokens`."""
+    """Number of first tokens that cannot complete a stop string; None: the request's `min_tokens`."""
     include_stop: bool = False
     """What ends the reply, string or token, stays in its text."""
     skip_special: bool = True

@@ -15,12 +15,17 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from enum import Enum, auto
 from pathlib import Path
+from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2
+from typing import Any
 
-from legato.errors import LegatoError, RequestError
+from legato.errors import LegatoError, RequestError, UnavailableError
 
 START_S = 60.0
 """For the process to start, on a machine that is busy."""
+LOOK_S = 0.1
+"""Between two looks at a process that is silent: whether somebody stopped it."""
 _WORKER = Path(__file__).with_name("grammar_worker.py")
 
 
@@ -50,7 +55,7 @@ class WorkLimits:
 
 
 class Trial:
-    """One process, started when it is first needed, and again after it was killed. Not for many threads."""
+    """One process, started when it is first needed, and again after it ended. Not for many threads."""
 
     def __init__(self, *, num_ids: int, seconds: float, memory_bytes: int, limits: WorkLimits) -> None:
         """`num_ids` is how many token ids a grammar may name."""
@@ -65,34 +70,61 @@ class Trial:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, source: Source) -> str:
-        """`source` in the library's own form, which compiles within the limits here. Raises `RequestError`
-        with the library's reason, or the limit, if it does not."""
-        answer = _asked(self._running(), asdict(source), self._seconds)
-        if answer is None:
-            self._end()
-            raise RequestError(
-                f"cannot be compiled within {self._seconds:g} s and {self._memory_mib} MiB of memory"
-            )
+        """`source` in the library's own form, which compiles within the limits here.
+
+        Raises `RequestError` with the library's reason, or the limit, if it does not. Raises
+        `UnavailableError` if the process was killed or stopped from outside, and so was the next one.
+        """
+        answer = self._answer(asdict(source))
         if answer["error"]:
             raise RequestError(reason(answer["error"]))
         return answer["grammar"]
 
+    def _answer(self, job: Mapping[str, object]) -> Mapping[str, str]:
+        left = self._seconds  # of all tries together
+        for is_retry in (False, True):
+            process, began = self._running(), time.monotonic()
+            answer, failure = _asked(process, job, began + left)
+            if answer is not None:
+                return answer
+            failure = self._ended(failure)
+            left -= time.monotonic() - began
+            if failure is _Failure.ENDED or (failure is _Failure.LATE and not is_retry):
+                raise RequestError(
+                    f"cannot be compiled within {self._seconds:g} s and {self._memory_mib} MiB of memory"
+                )
+            if left <= 0:
+                break
+        raise _unavailable()
+
     def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is not None and self._process.poll() is None:
             return self._process
-        self._end()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(_WORKER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C in a terminal is for the server
-        )
-        weakref.finalize(self, _killed, self._process)
-        if _asked(self._process, self._first, START_S) is None:
+        for _ in range(2):
             self._end()
-            raise LegatoError("the process that tries out grammars does not start")
-        return self._process
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(_WORKER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C in a terminal is for the server
+            )
+            weakref.finalize(self, _killed, self._process)
+            answer, failure = _asked(self._process, self._first, time.monotonic() + START_S)
+            if answer is not None:
+                return self._process
+            if self._ended(failure) is not _Failure.FROM_OUTSIDE:
+                raise LegatoError("the process that compiles grammars does not start")
+        raise _unavailable()
+
+    def _ended(self, failure: "_Failure") -> "_Failure":
+        """End the process after a `failure` and say whose fault it was."""
+        process = self._process
+        assert process is not None
+        if failure is _Failure.ENDED and process.wait() in _OUTSIDE_SIGNALS:
+            failure = _Failure.FROM_OUTSIDE
+        self._end()
+        return failure
 
     def _end(self) -> None:
         if self._process is not None:
@@ -100,29 +132,61 @@ class Trial:
             self._process = None
 
 
+def _unavailable() -> UnavailableError:
+    return UnavailableError("the process that compiles grammars was killed or stopped")
+
+
+class _Failure(Enum):
+    """Why a process gave no answer."""
+
+    NONE = auto()
+    LATE = auto()
+    ENDED = auto()
+    FROM_OUTSIDE = auto()
+    """Somebody killed or stopped it."""
+
+
+_OUTSIDE_SIGNALS = [-sent for sent in (SIGKILL, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2)]
+"""Exit statuses of a process that did not end itself: a crash, or a lack of memory, has others."""
+
+
 def _asked(
-    process: "subprocess.Popen[bytes]", job: Mapping[str, object], seconds: float
-) -> Mapping[str, str] | None:
-    """The answer to one line; None if the process does not give it in time, or ends."""
+    process: "subprocess.Popen[bytes]", job: Mapping[str, object], deadline: float
+) -> tuple[Mapping[str, Any] | None, _Failure]:
+    """The answer to one line, or the reason why there is none."""
     assert process.stdin is not None
     assert process.stdout is not None
-    deadline = time.monotonic() + seconds
-    answer = b""
-    try:
-        process.stdin.write(json.dumps(job).encode() + b"\n")
-        process.stdin.flush()
-        while not answer.endswith(b"\n"):
-            left = max(deadline - time.monotonic(), 0.0)
-            if not select.select([process.stdout], [], [], left)[0]:
-                return None
+    unsent, answer = json.dumps(job).encode() + b"\n", b""
+    os.set_blocking(process.stdin.fileno(), False)  # a process that is stopped does not read
+    while not answer.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return None, _Failure.LATE
+        reads, writes = [process.stdout], [process.stdin] if unsent else []
+        readable, writable, _ = select.select(reads, writes, [], min(left, LOOK_S))
+        if not (readable or writable) and _is_stopped(process):
+            return None, _Failure.FROM_OUTSIDE
+        try:
+            if writable:
+                unsent = unsent[os.write(process.stdin.fileno(), unsent) :]
+        except BrokenPipeError:
+            return None, _Failure.ENDED
+        if readable:
             part = os.read(process.stdout.fileno(), 1 << 16)
             if not part:
-                return None
+                return None, _Failure.ENDED
             answer += part
-    except BrokenPipeError:
-        return None
-    read: Mapping[str, str] = json.loads(answer)
-    return read
+    read: Mapping[str, Any] = json.loads(answer)
+    return read, _Failure.NONE
+
+
+def _is_stopped(process: "subprocess.Popen[bytes]") -> bool:
+    """Whether a signal stopped the process. Does not take its exit status."""
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13: then the deadline ends it
+        return False
+    with suppress(ChildProcessError):
+        return os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    return False
 
 
 def _killed(process: "subprocess.Popen[bytes]") -> None:

@@ -3,15 +3,17 @@
 import json
 import os
 import random
+import signal
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 from grammar_rig import EOS, compiled, ids_of, takes
 from tiny_vocabularies import merged_metadata, scored_metadata
 
-from legato.errors import ConstraintError, QueueFullError, RequestError
+from legato.errors import ConstraintError, QueueFullError, RequestError, UnavailableError
 from legato.text import grammar_trial
 from legato.text.fake import FakeTokenizer
 from legato.text.grammar import (
@@ -115,6 +117,21 @@ class TestTokens:
         mask = compiled(Grammars(tokenizer, 100), regex_source("(?s:.*)")).matcher().mask(())
         assert max(ids_of(mask)) < 100
         assert set(ids_of(mask)) & tokenizer.eos_ids
+
+
+def with_signal_at(grammars: Grammars, sent: signal.Signals, *, jobs: int) -> None:
+    """Send the signal to the process just before each of the next jobs."""
+    trial, left = grammars._trial, [jobs]
+    running = trial._running
+
+    def struck() -> "subprocess.Popen[bytes]":
+        process = running()
+        if left[0]:
+            left[0] -= 1
+            process.send_signal(sent)
+        return process
+
+    trial._running = struck  # type: ignore[method-assign]
 
 
 def spelled(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -225,6 +242,54 @@ class TestLimits:
         process.wait()
         assert takes(compiled(grammars, choice_source(["b"])), "b")
 
+    @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+    @pytest.mark.parametrize("large", [False, True])
+    def test_a_process_that_somebody_ends_or_stops_at_work_is_replaced_and_the_grammar_tried_again(
+        self, sent: signal.Signals, large: bool
+    ) -> None:
+        """Also where the job is longer than a pipe, so that a stopped process does not even read it."""
+        grammars = Grammars(FakeTokenizer(), 258, limits=GrammarLimits(compile_s=30))
+        with_signal_at(grammars, sent, jobs=1)
+        began = time.monotonic()
+        grammar = compiled(grammars, choice_source(["a" * 150_000 if large else "a", "b"]))
+        assert takes(grammar, "b")
+        assert time.monotonic() - began < 25
+
+    @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+    def test_one_whose_successor_fares_alike_is_no_fault_of_the_grammar(self, sent: signal.Signals) -> None:
+        grammars = Grammars(FakeTokenizer(), 258, limits=GrammarLimits(compile_s=30))
+        with_signal_at(grammars, sent, jobs=2)
+        with pytest.raises(UnavailableError, match="killed or stopped"):
+            compiled(grammars, choice_source(["a"]))
+        assert takes(compiled(grammars, choice_source(["b"])), "b")
+
+    def test_one_that_is_stopped_while_it_starts_is_replaced(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        processes: list[subprocess.Popen[bytes]] = []
+
+        def start(*args: Any, **options: Any) -> "subprocess.Popen[bytes]":
+            processes.append(popen(*args, **options))
+            if len(processes) == 1:
+                processes[0].send_signal(signal.SIGSTOP)
+            return processes[-1]
+
+        popen = subprocess.Popen
+        monkeypatch.setattr(subprocess, "Popen", start)
+        grammars = Grammars(FakeTokenizer(), 258)
+        assert takes(compiled(grammars, choice_source(["a"])), "a")
+        assert [process.poll() for process in processes] == [-signal.SIGKILL, None]
+
+    def test_while_one_is_stopped_the_grammars_of_others_wait_for_a_moment_only(self) -> None:
+        grammars = Grammars(FakeTokenizer(), 258, limits=GrammarLimits(compile_s=30))
+        with_signal_at(grammars, signal.SIGSTOP, jobs=1)
+        asked = [grammars.compile(choice_source([text])) for text in ("a", "b", "c")]
+        assert all(takes(future.result(25), text) for future, text in zip(asked, "abc", strict=True))
+
+    def test_one_that_crashes_by_itself_is_not_tried_again(self) -> None:
+        grammars = Grammars(FakeTokenizer(), 258)
+        with_signal_at(grammars, signal.SIGSEGV, jobs=1)
+        with pytest.raises(RequestError, match="cannot be compiled within"):
+            compiled(grammars, choice_source(["a"]))
+
     def test_of_endless_grammars_only_so_many_wait(self) -> None:
         limits = GrammarLimits(compile_s=0.3, waiting=2)
         grammars = Grammars(FakeTokenizer(), 258, limits=limits)
@@ -257,7 +322,8 @@ class TestLimits:
     def test_a_process_that_ends_while_it_is_asked_gives_no_answer_and_leaves_nothing_open(self) -> None:
         process = subprocess.Popen(["true"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         process.wait()
-        assert grammar_trial._asked(process, {"text": "x" * 100_000}, 1) is None
+        answer, failure = grammar_trial._asked(process, {"text": "x" * 100_000}, time.monotonic() + 1)
+        assert (answer, failure) == (None, grammar_trial._Failure.ENDED)
         grammar_trial._killed(process)
         assert process.stdin is not None
         assert process.stdin.closed

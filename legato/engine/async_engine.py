@@ -10,8 +10,9 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import TracebackType
 
 from legato.core.events import Event, FinishEvent, TokenEvent
@@ -73,6 +74,14 @@ class Stream:
         self._abort(self.request.id)
 
 
+@dataclass(slots=True)
+class Room:
+    """What is left of the room in the queue that was reserved for replies that belong together."""
+
+    places: int
+    num_tokens: int
+
+
 class AsyncEngine:
     """Owns the engine's thread. All methods are called in one event loop's thread."""
 
@@ -94,6 +103,8 @@ class AsyncEngine:
         self._max_waiting_tokens = max_waiting_tokens
         self._step_timeout = step_timeout
         self._num_waiting_tokens = 0
+        self._reserved = Room(0, 0)
+        """Room of all reservations together that no reply has taken yet."""
         self._departures: deque[float] = deque(maxlen=PACE_OVER)
         self._loop = EngineLoop(engine, self._deliver)
         self._streams: dict[RequestId, Stream] = {}
@@ -159,16 +170,14 @@ class AsyncEngine:
         request_id: str | None = None,
         arrival: float | None = None,
         terms: Terms = NO_TERMS,
-        places: int = 1,
-        num_tokens: int | None = None,
+        room: Room | None = None,
         on_delta: Callable[[Delta], None] | None = None,
     ) -> Stream:
         """Start a reply to `prompt` (token ids).
 
         `arrival` is when the client's request came, in seconds on the engine's clock (now, if not given).
-        `places` is how many replies the queue must have room for, and `num_tokens` how many prompt tokens: of
-        several that belong together the first one asks for all, the others for 0. `on_delta` takes the deltas
-        in place of whoever iterates over the stream; it is called in the event loop's thread. Raises
+        The reply takes its place in the queue from `room` (see `reserve`), if given. `on_delta` takes the
+        deltas in place of whoever iterates over the stream; it is called in the event loop's thread. Raises
         `RequestError` at once for what can never be served, `QueueFullError` if too many wait already,
         `UnavailableError` after `stop`.
         """
@@ -177,13 +186,45 @@ class AsyncEngine:
         if request.id in self._streams or request.id in self._leaving:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id")
         self.engine.scheduler.validate(request)
-        self._check_queue(places, len(request.prompt) if num_tokens is None else num_tokens)
+        if room is None:
+            self._check_queue(1, len(request.prompt))
         stream = Stream(Reply(request, self.tokenizer, text), self._abort, on_delta)
         self._loop.submit(request)
+        if room is not None:
+            self._release(room, 1, stream.num_waiting_tokens)
         self._streams[request.id] = stream
         self._num_waiting_tokens += stream.num_waiting_tokens
         self._idle.clear()
         return stream
+
+    @contextmanager
+    def reserve(self, places: int, num_tokens: int) -> Iterator[Room]:
+        """Within the block, room in the queue for `places` replies whose prompts have `num_tokens` tokens
+        together. What `submit` did not take of it is free again behind the block.
+
+        Whoever submits several replies and lets others run in between needs it: else these may take the room
+        that was found. Raises `RequestError` for more replies than can ever run and wait, `QueueFullError`
+        if there is no room for all.
+        """
+        self._check_queue(places, num_tokens)
+        room = Room(places, num_tokens)
+        self._reserved.places += places
+        self._reserved.num_tokens += num_tokens
+        self._idle.clear()
+        try:
+            yield room
+        finally:
+            self._release(room, room.places, room.num_tokens)
+            self._note_idle()
+
+    def _release(self, room: Room, places: int, num_tokens: int) -> None:
+        for held in (room, self._reserved):
+            held.places -= places
+            held.num_tokens -= num_tokens
+
+    def _note_idle(self) -> None:
+        if not self._streams and not self._reserved.places:
+            self._idle.set()
 
     def _abort(self, request_id: RequestId) -> None:
         if request_id in self._streams:
@@ -191,17 +232,17 @@ class AsyncEngine:
             self._loop.abort(request_id)
 
     def _check_queue(self, places: int, num_tokens: int) -> None:
-        """The queue is who has a stream and does not run. While the scheduler leaves nobody waiting, there is
-        room in the free places of those that run as well. Its tokens are those of who has no token yet."""
+        """The queue is every stream that does not run, and what is reserved. While the scheduler leaves no
+        request waiting, there is room in the free places of those that run as well. Its tokens are those of
+        streams without a first token."""
         num_running = len(self.engine.scheduler.running)
-        num_waiting = len(self._streams) - num_running
+        num_waiting = len(self._streams) + self._reserved.places - num_running
         if num_waiting <= 0:  # who ended while nobody waited does not tell how fast a queue moves
             self._departures.clear()
-        if places == 0:
-            return
         if self._max_waiting is not None:
             self._check_places(places, num_waiting, num_running, self._max_waiting)
-        most, waiting = self._max_waiting_tokens, self._num_waiting_tokens
+        most = self._max_waiting_tokens
+        waiting = self._num_waiting_tokens + self._reserved.num_tokens
         if most is not None and waiting and waiting + num_tokens > most:
             raise QueueFullError(
                 f"{waiting} prompt tokens wait and the request brings {num_tokens} more, at most {most} may",
@@ -240,8 +281,7 @@ class AsyncEngine:
     def _forget(self, request_id: RequestId) -> None:
         self._answered(self._streams.pop(request_id))
         self._leaving.add(request_id)
-        if not self._streams:
-            self._idle.set()
+        self._note_idle()
 
     def _deliver(self, events: tuple[Event, ...]) -> None:
         """In the engine's thread."""

@@ -111,10 +111,11 @@ async def started(engine: AsyncEngine, generation: Generation, name: str) -> Asy
     """Submit everything, or nothing if the queue has no room for all. Whatever is still running when the
     block is left is aborted.
 
-    Raises what `AsyncEngine.submit` raises; then nothing runs on.
+    Raises what `AsyncEngine.reserve` and `submit` raise; then nothing runs on.
     """
     num_replies = len(generation.prompts) * generation.n
     with ExitStack() as stack:
+        room = stack.enter_context(engine.reserve(num_replies, generation.num_prompt_tokens * generation.n))
         replies = Replies()
         for prompt, params in zip(generation.prompts, generation.params, strict=True):
             for sample in range(generation.n):
@@ -128,8 +129,7 @@ async def started(engine: AsyncEngine, generation: Generation, name: str) -> Asy
                     request_id=f"{name}-{index}",
                     arrival=generation.arrival,
                     terms=generation.terms,
-                    places=0 if index else num_replies,
-                    num_tokens=0 if index else generation.num_prompt_tokens * generation.n,
+                    room=room,
                     on_delta=partial(replies.put, index),
                 )
                 replies.streams.append(stack.enter_context(stream))

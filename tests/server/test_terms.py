@@ -1,6 +1,7 @@
 """What a request may ask for beside its reply: priority, salt, timeout; the cache in usage; a full queue."""
 
 import asyncio
+import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -305,3 +306,23 @@ def test_the_clients_of_openai_do_not_try_again_after_a_timeout() -> None:
     request = httpx.Request("POST", "http://legato")
     response = httpx.Response(504, headers={"x-should-retry": "false"}, request=request)
     assert not openai.OpenAI(api_key="none")._should_retry(response)
+
+
+def test_d_17_single_requests_do_not_take_the_room_of_a_request_of_many_replies() -> None:
+    """The many are submitted 16 at a time. All come in one turn of the loop, and no step runs before all are
+    in: 4 may run and 20 wait, so beside the 22 there is room for 2."""
+    held = threading.Event()
+    service = build_service(ScriptedRunner(before=lambda _: held.wait(10) and None))
+    service = replace(service, engine=AsyncEngine(service.engine.engine, service.tokenizer, max_waiting=20))
+    many, one = {"prompt": [1], "max_tokens": 1, "n": 22}, {"prompt": [1], "max_tokens": 1}
+
+    async def burst() -> list[int]:
+        async with in_process(service) as client:
+            posts = [asyncio.create_task(client.post(COMPLETIONS, json=body)) for body in [many, *[one] * 8]]
+            await asyncio.sleep(0.3)
+            held.set()
+            return [answer.status_code for answer in await asyncio.gather(*posts)]
+
+    statuses = asyncio.run(burst())
+    assert statuses[0] == 200
+    assert sorted(statuses[1:]) == [200] * 2 + [429] * 6

@@ -281,6 +281,11 @@ class ServerSettings(Section):
         default="auto",
         description="The form in which the model calls tools. auto: that of its chat template, else hermes.",
     )
+    unknown_fields: Literal["refuse", "ignore"] = Field(
+        default="refuse",
+        description="Fields of a request that Legato does not know, outside of messages and tools. ignore: "
+        "each gets one line in the log.",
+    )
     access_log: bool = Field(default=False, description="Log every HTTP request.")
     log_prompts: bool = Field(default=False, description="Log the text of every prompt.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(

@@ -27,6 +27,7 @@ from legato.server.guards import ApiKeys
 from legato.server.lobby import lobby
 from legato.server.run import bind, serve
 from legato.server.service import Limits, Service
+from legato.server.unknown_fields import UnknownFields
 from legato.text.chat import ChatTemplate
 from legato.text.grammar import Grammars
 from legato.text.sampling_defaults import SamplingDefaults
@@ -178,4 +179,5 @@ def _service(served: Served, settings: Settings, keys: ApiKeys) -> Service:
         allowed_origins=server.allowed_origins,
         access_log=server.access_log,
         log_prompts=server.log_prompts,
+        unknown_fields=UnknownFields(ignore=server.unknown_fields == "ignore"),
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -12,6 +13,7 @@ from starlette.requests import Request
 
 from legato.errors import RequestError
 from legato.server.strict import Body
+from legato.server.unknown_fields import UnknownFields
 
 LONG = 4_000
 """Characters or bytes from which work is too long for the event loop: some 100 microseconds."""
@@ -21,8 +23,14 @@ MAX_STRUCTURE = 2**18
 which 32 MB can hold millions: JSON is read without a pause, which would stop every other thread for seconds.
 A text with so many of them has millions of tokens."""
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""The only way in which JSON in UTF-8 can hold a surrogate."""
+
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
+
+_Place = tuple["_Place | None", str | int]
+"""Where a value stands in JSON: the place of what it is in, and its name or index there."""
 
 
 async def in_thread_if(long: bool, work: Callable[[], T]) -> T:
@@ -36,23 +44,23 @@ async def read_json(request: Request) -> object:
     return await in_thread_if(len(raw) > LONG, partial(_parse, raw))
 
 
-async def read_body(request: Request, kind: type[B], check: Callable[[B], None]) -> B:
+async def read_body(request: Request, kind: type[B], unknown: UnknownFields, check: Callable[[B], None]) -> B:
     """The body as a `kind` that `check` has nothing against. Raises `RequestError` that names the first field
     at fault."""
     raw = await request.body()
 
     def read() -> B:
-        body = as_body(_parse(raw), kind)
+        body = as_body(_parse(raw), kind, unknown)
         check(body)
         return body
 
     return await in_thread_if(len(raw) > LONG, read)
 
 
-def as_body(data: object, kind: type[B]) -> B:
+def as_body(data: object, kind: type[B], unknown: UnknownFields) -> B:
     """JSON data as a `kind`. Raises `RequestError` that names the first field at fault."""
     try:
-        return kind.model_validate(data)
+        return kind.model_validate(data, context=unknown)
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)[0]
     raise _request_error(details)
@@ -72,7 +80,43 @@ def _parse(raw: bytes) -> object:
         raise RequestError("the body is nested too deeply") from None
     except ValueError:  # an integer of more digits than Python reads
         raise RequestError("the body holds a number that is too long") from None
+    if _SURROGATE.search(raw):
+        _refuse_lone_surrogates(data)
     return data
+
+
+def _refuse_lone_surrogates(data: object) -> None:
+    """Half of a pair of surrogates is JSON, but no text: nothing behind this point need reckon with it."""
+    left: list[tuple[_Place | None, object]] = [(None, data)]
+    while left:
+        place, value = left.pop()
+        if isinstance(value, str) and not _is_text(value):
+            param = _dotted(_path(place))
+            raise RequestError(f"{param or 'the body'}: holds a lone surrogate", param=param or None)
+        if isinstance(value, dict):
+            if not all(map(_is_text, value)):
+                param = _dotted(_path(place))
+                problem = f"{param or 'the body'}: the name of a field holds a lone surrogate"
+                raise RequestError(problem, param=param or None)
+            left += [((place, name), inner) for name, inner in value.items()]
+        elif isinstance(value, list):
+            left += [((place, index), inner) for index, inner in enumerate(value)]
+
+
+def _path(place: "_Place | None") -> list[str | int]:
+    steps = []
+    while place is not None:
+        place, step = place
+        steps.append(step)
+    return steps[::-1]
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _request_error(details: ErrorDetails) -> RequestError:

@@ -52,7 +52,7 @@ def chat_routes(service: Service) -> APIRouter:
     )
     async def create(request: Request) -> Response:
         service.readiness.check()
-        body = await read_body(request, ChatBody, partial(_check, service))
+        body = await read_body(request, ChatBody, service.unknown_fields, partial(_check, service))
         arrival = service.engine.engine.clock()
         return await answer(service, request, body, ENDPOINT, partial(_prepare, service, body, arrival))
 
@@ -85,7 +85,7 @@ def _render(
         tools=told,
         add_generation_prompt=conversation.add_generation_prompt and not conversation.continue_final_message,
         continue_final_message=conversation.continue_final_message,
-        extra=conversation.chat_template_kwargs,
+        extra=conversation.template_variables,
     )
     check_length(prompt, service.max_model_len)
     return tuple(service.tokenizer.encode_chat(prompt, add_special_tokens=conversation.add_special_tokens))
@@ -95,7 +95,7 @@ def _check(service: Service, body: ChatBody) -> None:
     check_model(body.model, service)
     check_body(body, service)
     service.limits.check(body.top_logprobs or 0, service.limits.logprobs, "top_logprobs")
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs: only with logprobs", param="top_logprobs")
     check_tools(body)
 

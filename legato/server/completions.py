@@ -47,7 +47,7 @@ def completion_routes(service: Service) -> APIRouter:
     )
     async def create(request: Request) -> Response:
         service.readiness.check()
-        body = await read_body(request, CompletionBody, partial(_check, service))
+        body = await read_body(request, CompletionBody, service.unknown_fields, partial(_check, service))
         arrival = service.engine.engine.clock()
         return await answer(service, request, body, ENDPOINT, partial(_prepare, service, body, arrival))
 

@@ -1,32 +1,26 @@
 """The request bodies, field by field: types and ranges that need no model to be checked.
 
-A field is obeyed, or refused by name. A field of OpenAI's or vLLM's API that is not supported is accepted
-only with the value that asks for nothing, listed under `neutral`. `null` means the default, as in OpenAI's
-API. Limits that depend on the model or the server are checked in `sampling` and in the endpoints.
+A field that is an instruction is obeyed, or refused by name: one that is not supported is accepted only with
+the value that asks for nothing, listed under `neutral`. A field that asks nothing of the model is a label,
+listed under `labels`, accepted and ignored; `docs/fields.md` has them all. `null` means the default, as in
+OpenAI's API. Limits that depend on the model or the server are checked in `sampling` and in the endpoints.
 """
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PlainValidator,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from legato.server.strict import NO_LIST, NONE, Body, Entries, Items, JsonObject, unicode
+from legato.server.strict import NO_LIST, NONE, Body, Entries, Items, JsonObject
 from legato.server.structured import StructuredFields
-from legato.server.tools import Tool, ToolCall, ToolFields
+from legato.server.tools import OF_AGENTS, Tool, ToolCall, ToolFields
 
 _MAX_INT = 2**31 - 1
 MAX_IDS = 1024
 """Ids that a reply may be made of: they are looked through in every step."""
 
 
-BadWord = Annotated[str, AfterValidator(unicode), Field(min_length=1, max_length=1000)]
+BadWord = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class StreamOptions(Body):
@@ -53,13 +47,31 @@ _TEXTS: dict[str, Any] = {"type": "array", "items": _TEXT}
 _IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
 
 
+class DynamoExtension(Body):
+    """What NVIDIA Dynamo's router adds: labels for itself, and instructions for engines."""
+
+    neutral = {
+        "ignore_eos": (None, False),
+        "top_k": (None, 0, -1),
+        "repetition_penalty": (None, 1),
+        "greed_sampling": (None, False),
+        "use_raw_prompt": (None, False),
+        "token_data": NONE,
+        "max_thinking_tokens": NONE,
+        "guided_json": NONE,
+        "guided_regex": NONE,
+        "guided_grammar": NONE,
+        "guided_choice": NO_LIST,
+        "extra_fields": NO_LIST,
+    }
+    place = "nvext"
+
+
 class GenerationBody(StructuredFields):
     """What both ways to ask for replies share."""
 
     neutral = {
         **StructuredFields.neutral,
-        "store": (None, False),
-        "service_tier": (None, "auto", "default"),
         "use_beam_search": (None, False),
         "length_penalty": (None, 1),
         "spaces_between_special_tokens": (
@@ -68,6 +80,24 @@ class GenerationBody(StructuredFields):
             False,
         ),  # as with vLLM's fast tokenizers, none are added
         "logits_processors": NO_LIST,
+        "kv_transfer_params": NONE,
+        "vllm_xargs": (None, {}),
+        "return_tokens_as_token_ids": (None, False),
+        "lora_path": NONE,
+        "session_params": NONE,
+        "return_hidden_states": (None, False),
+    }
+    labels = OF_AGENTS | {
+        # OpenAI
+        *("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+        *("store", "service_tier"),
+        # routers of vLLM and SGLang
+        *("request_id", "rid", "data_parallel_rank", "bootstrap_host", "bootstrap_port", "bootstrap_room"),
+        # llama.cpp, Ollama, LM Studio: where a prompt or a model is kept
+        *("cache_prompt", "id_slot", "keep_alive", "ttl"),
+        # gateways and editors
+        *("litellm_call_id", "litellm_metadata", "litellm_session_id", "litellm_trace_id", "provider"),
+        *("conversation_id", "opts", "session_id", "timestamp", "trace_id", "user_id"),
     }
 
     model: str | None = None
@@ -114,7 +144,7 @@ class GenerationBody(StructuredFields):
     """Adds the ids of prompt and reply to the answer (vLLM)."""
     priority: int = Field(0, ge=-_MAX_INT, le=_MAX_INT)
     """The lower, the more urgent (vLLM)."""
-    cache_salt: Annotated[str, AfterValidator(unicode), Field(min_length=1, max_length=256)] | None = None
+    cache_salt: str | None = Field(None, min_length=1, max_length=256)
     """The request shares computed prefixes only with others of the same salt (vLLM)."""
     tpot_target_ms: float | None = Field(None, gt=0, le=3_600_000)
     """Milliseconds between two tokens of the reply that are not to be exceeded; the server's if left out.
@@ -123,12 +153,8 @@ class GenerationBody(StructuredFields):
     """Milliseconds from arrival by which the first token is wanted. Metrics count it; it hastens nothing."""
     timeout: float | None = Field(None, gt=0, le=86400)
     """Seconds from arrival after which the request ends with an error, wherever it is then."""
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    """A label of the client's. Not used."""
-    metadata: Entries[str] = {}
-    """Labels of the client's. Not used."""
+    nvext: DynamoExtension | None = None
+    """Of a router. Not used."""
 
 
 def _prompts(value: object) -> tuple[str | tuple[int, ...], ...]:
@@ -168,8 +194,17 @@ class CompletionBody(GenerationBody):
 
 
 class TextPart(Body):
+    labels = OF_AGENTS | {"annotations", "citations", "index", "logprobs"}
+    other_types = {
+        **dict.fromkeys(("image", "image_url", "input_image"), "images"),
+        **dict.fromkeys(("audio_url", "input_audio"), "audio parts"),
+        **dict.fromkeys(("video", "video_url"), "videos"),
+        **dict.fromkeys(("file", "document", "input_file"), "files"),
+    }
+    place = "messages[].content[]"
+
     type: Literal["text"]
-    text: Annotated[str, AfterValidator(unicode)]
+    text: str
 
 
 def _parts(value: object) -> object:
@@ -188,9 +223,19 @@ class Message(Body):
         "function_call": NONE,
         "refusal": NONE,
         "audio": NONE,
-        "annotations": NO_LIST,
         "reasoning_content": NONE,
+        # more input, in the words of other servers
+        **dict.fromkeys(("images", "audios", "videos", "files", "attachments"), NO_LIST),
+        "experimental_attachments": NO_LIST,
+        # to be continued, in the words of other servers: here it is continue_final_message
+        **dict.fromkeys(("prefix", "partial"), (None, False)),
     }
+    labels = OF_AGENTS | {
+        *("annotations", "created", "created_at", "createdAt", "finish_reason", "index", "logprobs", "model"),
+        *("object", "opts", "response_metadata", "status", "timestamp", "usage", "weight"),
+        *("experimental_providerMetadata", "providerMetadata", "providerOptions"),
+    }
+    place = "messages[]"
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[Items[TextPart], BeforeValidator(_parts), _schema_of(_TEXT, _PARTS)] | None = None
@@ -216,6 +261,12 @@ def _at(field: str, problem: str) -> PydanticCustomError:
     return PydanticCustomError("not_supported", problem, {"field": field})
 
 
+def _no_demand(think: bool) -> bool:
+    if think:
+        raise PydanticCustomError("not_supported", "true is not supported, only false")
+    return think
+
+
 class Conversation(Body):
     """Messages, and how a chat template makes a prompt of them."""
 
@@ -230,6 +281,16 @@ class Conversation(Body):
     """Further variables for the chat template."""
     tools: Annotated[Items[Tool], Field(max_length=128)] = []
     """What the model may call."""
+    think: Annotated[bool, AfterValidator(_no_demand)] | None = None
+    """false: a template that has thoughts leaves them out (Ollama). true is not supported."""
+    reasoning_effort: Literal["none"] | None = None
+    """none: as `think` false. Other amounts are not supported."""
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """Further variables for the chat template."""
+        without = self.think is False or self.reasoning_effort == "none"
+        return {**({"enable_thinking": False} if without else {}), **self.chat_template_kwargs}
 
 
 class ChatBody(GenerationBody, ToolFields, Conversation):
@@ -242,12 +303,9 @@ class ChatBody(GenerationBody, ToolFields, Conversation):
         "modalities": (None, ["text"]),
         "audio": NONE,
         "prediction": NONE,
-        "reasoning_effort": NONE,
         "verbosity": NONE,
         "web_search_options": NONE,
-        "prompt_cache_retention": (None, "in_memory", "in-memory"),
         "moderation": NONE,
-        "prompt_cache_options": NONE,
         "chat_template": NONE,  # a template is a program: the server's operator chooses it
         "documents": NO_LIST,
     }

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from legato.engine.async_engine import AsyncEngine
 from legato.errors import RequestError, UnavailableError
 from legato.server.guards import ApiKeys
+from legato.server.unknown_fields import UnknownFields
 from legato.text.chat import ChatTemplate
 from legato.text.grammar import Grammars
 from legato.text.sampling_defaults import SamplingDefaults
@@ -93,6 +94,7 @@ class Service:
     access_log: bool = False
     log_prompts: bool = False
     readiness: Readiness = field(default_factory=Readiness)
+    unknown_fields: UnknownFields = field(default_factory=UnknownFields)
 
     @property
     def tool_use(self) -> ToolUse | None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -11,9 +11,12 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError
+
+from legato.server.unknown_fields import UnknownFields
 
 NONE: tuple[object, ...] = (None,)
 NO_LIST: tuple[object, ...] = (None, [])
@@ -48,36 +51,66 @@ JsonObject = Annotated[dict[str, Any], AfterValidator(_finite)]
 
 
 class Body(BaseModel):
-    """Strict: no unknown field, no conversion between types, no NaN and no infinity."""
+    """Strict: no conversion between types, no NaN and no infinity. The context of its validation is the
+    server's `UnknownFields`."""
 
     model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        hide_input_in_errors=True,
     )
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
     """Fields that are not supported -> the values that ask for nothing."""
+    labels: ClassVar[frozenset[str]] = frozenset()
+    """Fields that ask nothing of the model: taken with any value, and not used."""
+    other_types: ClassVar[Mapping[str, str]] = {}
+    """Values of `type` that others support -> the plural of what they are."""
+    place: ClassVar[str | None] = None
+    """Where in a body it stands, if unknown fields are ignored there; None where they are refused."""
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_neutral(cls, data: object) -> object:
+    def _asked(cls, data: object, info: ValidationInfo) -> object:
+        """The fields that ask for something."""
         if not isinstance(data, dict):
             raise PydanticCustomError("not_an_object", "must be a JSON object")
+        cls._check_type(data.get("type"))
+        unknown = info.context or UnknownFields()
         known = {field.alias or name for name, field in cls.model_fields.items()}
         asked = {}
         for name, value in data.items():
-            if name in cls.neutral:
+            if name in known:
+                if value is not None:
+                    asked[name] = value
+            elif name in cls.neutral:
                 if not any(_same(value, neutral) for neutral in cls.neutral[name]):
                     raise PydanticCustomError("not_supported", "is not supported", {"field": name})
-            elif name not in known:
-                raise PydanticCustomError("unknown", "unknown field", {"field": name})
-            elif value is not None:
-                asked[name] = value
+            elif name not in cls.labels:
+                unknown.met(name, cls.place)
         return asked
 
     @classmethod
+    def _check_type(cls, value: object) -> None:
+        """Comes before all other checks: a thing of another type has other fields. It may be missing."""
+        field = cls.model_fields.get("type")
+        possible = () if field is None else get_args(field.annotation)
+        if not possible or value is None or value in possible:
+            return
+        *first, last = map(repr, possible)
+        allowed = f"{', '.join(first)} or {last}" if first else last
+        problem = f"must be {allowed}"
+        if isinstance(value, str) and value in cls.other_types:
+            problem = f"{cls.other_types[value]} are not supported, it {problem}"
+        raise PydanticCustomError("type", problem, {"field": "type"})
+
+    @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """What is taken: also null for a default, and of what is not supported the values that ask for
-        nothing."""
+        """What is taken: also null for a default, labels, and of what is not supported the values that ask
+        for nothing."""
         schema = handler(core)
         body = handler.resolve_ref_schema(schema)
         for name, field in body["properties"].items():
@@ -85,18 +118,12 @@ class Body(BaseModel):
                 body["properties"][name] = {"anyOf": [field, {"type": "null"}]}
         for name, values in cls.neutral.items():
             body["properties"][name] = {"enum": [*values], "description": "Not supported."}
+        for name in sorted(cls.labels):
+            body["properties"][name] = {"description": "A label. Not used."}
+        body["additionalProperties"] = cls.place is not None
         return schema
 
 
 def _same(value: object, neutral: object) -> bool:
     """Whether they are one value in JSON, where 1 is 1.0, but not true."""
     return isinstance(value, bool) is isinstance(neutral, bool) and value == neutral
-
-
-def unicode(text: str) -> str:
-    """For a text that is used as text: JSON can hold what is none."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise PydanticCustomError("unicode", "holds a lone surrogate") from None
-    return text

@@ -9,19 +9,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from legato.core.request import SamplingParams
 from legato.errors import RequestError
-from legato.server.strict import NONE, Body, Items, JsonObject, unicode
+from legato.server.strict import NONE, Body, Items, JsonObject
 from legato.text.grammar import Grammar, Grammars, choice_source, grammar_source, json_source, regex_source
 from legato.text.grammar_trial import Source
 
 MAX_CHOICES = 10_000
 
-Text = Annotated[str, AfterValidator(unicode)]
-Choices = Annotated[Items[Text], Field(min_length=1, max_length=MAX_CHOICES)]
+Choices = Annotated[Items[str], Field(min_length=1, max_length=MAX_CHOICES)]
 
 
 def _read(value: object) -> object:
@@ -79,9 +78,9 @@ class StructuredOutputs(Body):
     json_: SchemaOrText | None = Field(None, alias="json")
     """A JSON Schema, as an object or as its text."""
     json_object: Literal[True] | None = None
-    regex: Text | None = None
+    regex: str | None = None
     choice: Choices | None = None
-    grammar: Text | None = None
+    grammar: str | None = None
 
     @model_validator(mode="after")
     def _one(self) -> "StructuredOutputs":
@@ -98,9 +97,9 @@ class StructuredFields(Body):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: SchemaOrText | None = None
-    guided_regex: Text | None = None
+    guided_regex: str | None = None
     guided_choice: Choices | None = None
-    guided_grammar: Text | None = None
+    guided_grammar: str | None = None
 
 
 def asked_form(fields: StructuredFields) -> str | None:

@@ -24,9 +24,9 @@ def token_routes(service: Service) -> APIRouter:
         """The ids of a text, or of messages after the chat template."""
         data = await read_json(request)
         if isinstance(data, dict) and "messages" in data:
-            ids = await _of_chat(as_body(data, TokenizeChatBody), service)
+            ids = await _of_chat(as_body(data, TokenizeChatBody, service.unknown_fields), service)
         else:
-            ids = await _of_text(as_body(data, TokenizeTextBody), service)
+            ids = await _of_text(as_body(data, TokenizeTextBody, service.unknown_fields), service)
         return {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids}
 
     @router.post(
@@ -41,7 +41,7 @@ def token_routes(service: Service) -> APIRouter:
             check_model(body.model, service)
             check_ids(body.tokens, service.vocab_size, "tokens")
 
-        body = await read_body(request, DetokenizeBody, check)
+        body = await read_body(request, DetokenizeBody, service.unknown_fields, check)
         decode = service.tokenizer.decode
         text = await in_thread_if(len(body.tokens) > LONG, lambda: decode(body.tokens, skip_special=False))
         return {"prompt": text}

@@ -3,17 +3,21 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from legato.server.strict import Body, JsonObject, unicode
+from legato.server.strict import Body, JsonObject
 
-Text = Annotated[str, AfterValidator(unicode)]
+OF_AGENTS = frozenset({"cache_control", "extra_content", "id", "metadata", "provider_specific_fields"})
+"""Labels that editors, agents and gateways put into whatever they send."""
 
 
 class FunctionTool(Body):
+    labels = OF_AGENTS
+    place = "tools[].function"
+
     name: str = Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")
-    description: Text | None = None
+    description: str | None = None
     parameters: JsonObject | None = None
     """JSON Schema of the arguments; none are taken if left out."""
     strict: bool = False
@@ -21,24 +25,33 @@ class FunctionTool(Body):
 
 
 class Tool(Body):
+    labels = OF_AGENTS
+    other_types = {"custom": "custom tools", "mcp": "MCP tools", "web_search": "built-in tools"}
+    place = "tools[]"
+
     type: Literal["function"]
     function: FunctionTool
 
 
 class CalledFunction(Body):
-    name: Text
-    arguments: Text
+    labels = OF_AGENTS
+    place = "messages[].tool_calls[].function"
+
+    name: str
+    arguments: str
     """JSON, as text."""
 
 
 class ToolCall(Body):
     """A call in an assistant's message, as an earlier answer had it."""
 
-    id: Text
+    labels = (OF_AGENTS - {"id"}) | {"index", "status", "thought_signature"}
+    other_types = {"custom": "custom tools"}
+    place = "messages[].tool_calls[]"
+
+    id: str
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None
-    """Left over from a stream. Not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +69,7 @@ def _choice(value: object) -> str | Named:
         if isinstance(function, dict) and function.keys() == {"name"} and isinstance(function["name"], str):
             return Named(function["name"])
     raise PydanticCustomError(
-        "tool_choice", 'must be none, auto, required or {{"type": "function", "function": {{"name": ..}}}}'
+        "tool_choice", 'must be none, auto, required or {"type": "function", "function": {"name": ..}}'
     )
 
 

@@ -63,6 +63,7 @@ def test_the_settings_by_name() -> None:
             "timeout_keep_alive",
             "journal",
             "tool_call_parser",
+            "unknown_fields",
             "access_log",
             "log_prompts",
             "log_level",

@@ -28,7 +28,7 @@ def bodies(
     kind: type[CompletionBody] | type[ChatBody], start: dict[str, Any]
 ) -> st.SearchStrategy[dict[str, Any]]:
     """A good body with some known fields replaced, and perhaps an unknown one."""
-    names = st.sampled_from([*kind.model_fields, *kind.neutral, "unknown"])
+    names = st.sampled_from([*kind.model_fields, *kind.neutral, *sorted(kind.labels), "unknown"])
     return st.dictionaries(names, VALUES, max_size=3).map(lambda changes: {**start, **changes})
 
 

@@ -44,6 +44,7 @@ def test_every_field_that_is_read_is_on_the_page(
     assert set(page["components"]["schemas"][kind.__name__]["properties"]) == {
         *kind.model_fields,
         *kind.neutral,
+        *kind.labels,
     }
 
 

@@ -46,8 +46,8 @@ def main() -> None:
     print(f"vocabulary of {opened.spec.vocab_size} tokens: {time.perf_counter() - began:.2f} s")
     grammars.compile(choice_source(["warm"])).result()
     for name, source, reply in (
-        ("schema", json_source(grammars.json_text(SCHEMA, strict=True)), PERSON),
-        ("any JSON", json_source(grammars.json_text({}, strict=True)), PERSON),
+        ("schema", json_source(grammars.schema(SCHEMA, strict=True)), PERSON),
+        ("any JSON", json_source(grammars.schema({}, strict=True)), PERSON),
         ("any text", regex_source("(?s:.*)"), PERSON),
         (
             "10,000 choices",

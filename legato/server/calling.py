@@ -4,17 +4,17 @@ import asyncio
 import secrets
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from legato.errors import RequestError
 from legato.server.answer import Json
 from legato.server.protocol import ChatBody, Conversation
 from legato.server.replies import Part
 from legato.server.service import Service
-from legato.server.structured import asked_form, compiled, content_schema, naming
-from legato.server.tools import Named, Tool
-from legato.text.grammar import Grammar, json_source
-from legato.text.grammar_trial import Source
+from legato.server.structured import asked_form, compiled, content_form
+from legato.server.tools import FunctionTool, Named, Tool
+from legato.text.grammar import Grammar, Grammars
+from legato.text.grammar_trial import Schema, Source
 from legato.text.tool_call_parser import Call, Content, Piece, ToolCallParser
 from legato.text.tool_calls import Function, ToolFormat, calls_source, in_plain_words
 
@@ -78,44 +78,45 @@ async def calling(body: ChatBody, service: Service) -> Calling | None:
     named = choice.name if isinstance(choice, Named) else None
     marker_id = service.tokenizer.special_id(use.format.marker)
 
-    def described() -> tuple[dict[str, Function], Source]:
-        functions = _functions(body.tools, named, service)
-        source = calls_source(
+    def described() -> Source:
+        return calls_source(
             use.format,
-            [*functions.values()],
-            content=content_schema(body.response_format, service.grammars) if choice == "auto" else None,
+            functions(body.tools, named, service.grammars),
+            content=content_form(body.response_format, service.grammars) if choice == "auto" else None,
             parallel=body.parallel_tool_calls and named is None,
             marker_id=marker_id,
         )
-        return functions, source
 
-    functions, source = await asyncio.to_thread(described)
-    try:
-        form = await compiled("tools", source, service.grammars)
-    except RequestError:
-        for param, function in functions.items():  # is it one of them alone?
-            await compiled(param, json_source(function.schema), service.grammars)
-        raise
+    source = await asyncio.to_thread(described)
     return Calling(
-        form=form,
+        form=await compiled("tools", source, service.grammars),
         format=use.format,
-        names=frozenset(function.name for function in functions.values()),
+        names=frozenset(tool.function.name for tool in body.tools if named in (None, tool.function.name)),
         marker_ids=frozenset() if marker_id is None else frozenset((marker_id,)),
     )
 
 
-def _functions(tools: Sequence[Tool], named: str | None, service: Service) -> dict[str, Function]:
-    """What can be called, by the field that has its schema; only the `named` one, if there is one."""
-    functions = {}
-    for i, tool in enumerate(tools):
-        if named in (None, tool.function.name):
-            param, schema = f"tools[{i}].function.parameters", tool.function.parameters or NO_ARGUMENTS
-            try:
-                text = service.grammars.json_text({"type": "object", **schema}, strict=tool.function.strict)
-            except RequestError as error:
-                raise naming(param, error) from None
-            functions[param] = Function(name=tool.function.name, schema=text)
-    return functions
+def functions(tools: Sequence[Tool], named: str | None, grammars: Grammars) -> list[Function]:
+    """What can be called; only the `named` one, if there is one."""
+    return [
+        Function(
+            name=tool.function.name,
+            schema=_arguments(tool.function, f"tools[{i}].function.parameters", grammars),
+        )
+        for i, tool in enumerate(tools)
+        if named in (None, tool.function.name)
+    ]
+
+
+def _arguments(function: FunctionTool, name: str, grammars: Grammars) -> Schema:
+    """Of an object: all forms of calls write one, whatever else, or beside it, the schema allows."""
+    parameters = NO_ARGUMENTS if function.parameters is None else function.parameters
+    type_ = parameters.get("type") or "object"
+    is_object = type_ == "object" or (isinstance(type_, list) and "object" in type_)
+    if function.strict and not is_object:
+        raise RequestError(f'{name}.type: must be "object"', param=name)
+    schema = grammars.schema({**parameters, "type": "object"}, strict=function.strict, name=name)
+    return schema if is_object else replace(schema, left_out=(".type",))
 
 
 class CallsInReply:

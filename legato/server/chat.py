@@ -31,7 +31,7 @@ from legato.server.sampling import (
     truncated,
 )
 from legato.server.service import Service
-from legato.server.structured import constraint
+from legato.server.structured import constraint, left_out_notices
 from legato.server.tools import Tool
 from legato.text.chat import ChatTemplate
 
@@ -105,6 +105,7 @@ async def _prepare(service: Service, body: ChatBody, arrival: float) -> tuple[Ge
     prompt = truncated(whole, body, service)
     length = reply_length(body, service.max_model_len, len(prompt), None)
     calls = await calling(body, service)
+    form = await constraint(body, service.grammars) if calls is None else calls.form
     params = sampling_params(
         body,
         service,
@@ -112,7 +113,7 @@ async def _prepare(service: Service, body: ChatBody, arrival: float) -> tuple[Ge
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
         bad_words=await bad_words(body, service),
-        form=await constraint(body, service.grammars) if calls is None else calls.form,
+        form=form,
     )
     generation = Generation(
         prompts=(prompt,),
@@ -122,7 +123,7 @@ async def _prepare(service: Service, body: ChatBody, arrival: float) -> tuple[Ge
         n=body.n,
         arrival=arrival,
         terms=terms(body),
-        notices=length_notices(body, [length]),
+        notices=(*length_notices(body, [length]), *left_out_notices(form)),
     )
     return generation, ChatWording(service, body, prompt, calls)
 

@@ -29,7 +29,7 @@ from legato.server.sampling import (
     truncated,
 )
 from legato.server.service import Service
-from legato.server.structured import constraint
+from legato.server.structured import constraint, left_out_notices
 
 ENDPOINT = Endpoint(id_prefix="cmpl", whole_object="text_completion", chunk_object="text_completion")
 
@@ -78,6 +78,7 @@ async def _prepare(service: Service, body: CompletionBody, arrival: float) -> tu
         reply_length(body, service.max_model_len, len(prompt), DEFAULT_MAX_TOKENS) for prompt in prompts
     ]
     words = await bad_words(body, service)
+    form = await constraint(body, service.grammars)
     params = sampling_params(
         body,
         service,
@@ -85,7 +86,7 @@ async def _prepare(service: Service, body: CompletionBody, arrival: float) -> tu
         logprobs=body.logprobs,
         prompt_logprobs=max((num for num in wanted if num is not None), default=None),
         bad_words=words,
-        form=await constraint(body, service.grammars),
+        form=form,
     )
     generation = Generation(
         prompts=prompts,
@@ -95,7 +96,7 @@ async def _prepare(service: Service, body: CompletionBody, arrival: float) -> tu
         n=body.n,
         arrival=arrival,
         terms=terms(body),
-        notices=length_notices(body, lengths),
+        notices=(*length_notices(body, lengths), *left_out_notices(form)),
     )
     return generation, CompletionWording(service, body, prompts)
 

@@ -16,7 +16,7 @@ from legato.core.request import SamplingParams
 from legato.errors import RequestError
 from legato.server.strict import NONE, Body, Items, JsonObject
 from legato.text.grammar import Grammar, Grammars, choice_source, grammar_source, json_source, regex_source
-from legato.text.grammar_trial import Source
+from legato.text.grammar_trial import Schema, Source
 
 MAX_CHOICES = 10_000
 
@@ -127,21 +127,26 @@ async def compiled(param: str, source: Source, grammars: Grammars) -> Grammar:
     try:
         return await asyncio.wrap_future(grammars.compile(source))
     except RequestError as error:
-        raise naming(param, error) from None
+        if error.param is not None:
+            raise
+        raise RequestError(f"{param}: {error.message}", param=param) from None
 
 
-def naming(param: str, error: RequestError) -> RequestError:
-    """The error, told of a field."""
-    return RequestError(f"{param}: {error.message}", param=param)
-
-
-def content_schema(format: ResponseFormat | None, grammars: Grammars) -> str:
-    """The JSON Schema of what a `response_format` allows, "" for any text."""
+def content_form(format: ResponseFormat | None, grammars: Grammars) -> Schema | Literal["text"]:
+    """What a `response_format` allows."""
     if format is None or format.type == "text":
-        return ""
-    json_schema = format.json_schema
-    schema = ANY_OBJECT if json_schema is None else json_schema.schema_
-    return grammars.json_text(schema, strict=json_schema is not None and json_schema.strict)
+        return "text"
+    if format.json_schema is None:
+        return grammars.schema(ANY_OBJECT, strict=True, name="response_format")
+    name = "response_format.json_schema.schema"
+    return grammars.schema(format.json_schema.schema_, strict=format.json_schema.strict, name=name)
+
+
+def left_out_notices(form: Grammar | None) -> tuple[str, ...]:
+    """What a client is told whose schemas have keywords that are not followed."""
+    if form is None or not form.left_out:
+        return ()
+    return ("schema keywords left out: " + ", ".join(form.left_out),)
 
 
 def constrained(
@@ -168,10 +173,10 @@ def constrained(
 
 def _source(fields: StructuredFields, name: str, grammars: Grammars) -> tuple[str, Source]:
     """(the field to blame, the grammar)."""
-    form = fields.response_format
-    if name == "response_format" and form is not None:
-        param = "response_format.json_schema.schema" if form.type == "json_schema" else name
-        return param, _named(param, lambda: json_source(content_schema(form, grammars)))
+    if name == "response_format":
+        form = content_form(fields.response_format, grammars)
+        assert form != "text"
+        return form.name, json_source(form)
     if name == "structured_outputs":
         assert fields.structured_outputs is not None
         (kind,) = fields.structured_outputs.model_fields_set
@@ -181,17 +186,10 @@ def _source(fields: StructuredFields, name: str, grammars: Grammars) -> tuple[st
     else:
         kind, value = name.removeprefix("guided_"), getattr(fields, name)
     makers: dict[str, Callable[[], Source]] = {
-        "json": lambda: json_source(grammars.json_text(value, strict=True)),
-        "json_object": lambda: json_source(grammars.json_text(ANY_OBJECT, strict=True)),
+        "json": lambda: json_source(grammars.schema(value, strict=True, name=name)),
+        "json_object": lambda: json_source(grammars.schema(ANY_OBJECT, strict=True, name=name)),
         "regex": lambda: regex_source(value),
         "choice": lambda: choice_source(value),
         "grammar": lambda: grammar_source(value),
     }
-    return name, _named(name, makers[kind])
-
-
-def _named(param: str, make: Callable[[], Source]) -> Source:
-    try:
-        return make()
-    except RequestError as error:
-        raise naming(param, error) from None
+    return name, makers[kind]()

@@ -6,6 +6,7 @@ grammar names them. Does not know requests or HTTP.
 """
 
 import json
+import logging
 import math
 import time
 from collections import OrderedDict
@@ -17,8 +18,13 @@ from threading import BoundedSemaphore, Lock
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from legato.errors import ConstraintError, QueueFullError, RequestError
-from legato.text.grammar_trial import Source, Trial, WorkLimits, reason
+from legato.text.grammar_trial import Schema, Source, Trial, Tried, WorkLimits, reason, schema_at
 from legato.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+MOST_LOGGED = 20
+"""Keywords that are left out of schemas, in one line of the log."""
 
 WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
 """Between the parts of a JSON text, if anything. Bounded: small models write blanks without end."""
@@ -98,32 +104,40 @@ class Grammars:
             return known
         if time.monotonic() - asked > self.limits.wait_s:
             raise self._busy(f"grammars wait for more than {self.limits.wait_s:g} s to be compiled")
-        size, most = len(source.text.encode()), self.limits.source_bytes
+        texts = [source.text, *(schema.text for schema in source.schemas)]
+        size = sum(len(text.encode()) for text in texts)
+        most = self.limits.source_bytes
         if size > most:
             raise RequestError(f"has {size} bytes, at most {most} possible")
-        grammar = Grammar(self._tokens, self._trial.run(source), self.limits.work)
+        tried = self._trial.run(source)
+        grammar = Grammar(self._tokens, tried, self.limits.work)
+        if tried.left_out:
+            more = len(tried.left_out) - MOST_LOGGED
+            listed = ", ".join(tried.left_out[:MOST_LOGGED]) + (f" and {more} more" if more > 0 else "")
+            logger.warning("schema keywords that cannot be followed were left out: %s", listed)
         with self._lock:
             self._compiled[source] = grammar
             while len(self._compiled) > self.limits.cached:
                 self._compiled.popitem(last=False)
         return grammar
 
-    def json_text(self, schema: Mapping[str, object], *, strict: bool) -> str:
-        """`schema` as text, to be used in a grammar or as one (`json_source`). Where not `strict`, keywords
-        that are not supported are left out.
+    def schema(self, schema: Mapping[str, object], *, strict: bool, name: str = "") -> Schema:
+        """A schema for a grammar (`schema_at`), or as one (`json_source`). Where not `strict`, keywords that
+        cannot be followed are left out. `name` is the field that has it.
 
         Raises `RequestError` for a schema that is nested too deeply.
         """
         depth, most = _depth(schema), self.limits.depth
         if depth > most:
-            raise RequestError(f"is nested {depth} deep, at most {most} possible")
-        options = {"whitespace_pattern": WHITESPACE, "lenient": not strict}
-        return json.dumps({**schema, "x-guidance": options})
+            problem = f"is nested {depth} deep, at most {most} possible"
+            raise RequestError(f"{name}: {problem}" if name else problem, param=name or None)
+        options = {"whitespace_pattern": WHITESPACE}
+        return Schema(text=json.dumps({**schema, "x-guidance": options}), strict=strict, name=name)
 
 
-def json_source(text: str) -> Source:
-    """JSON that a schema describes; `text` from `Grammars.json_text`."""
-    return Source(format="json_schema", text=text)
+def json_source(schema: Schema) -> Source:
+    """JSON that a schema describes."""
+    return Source(format="json_schema", text=schema_at(0), schemas=(schema,))
 
 
 def choice_source(choices: Sequence[str]) -> Source:
@@ -146,9 +160,13 @@ def grammar_source(text: str) -> Source:
 class Grammar:
     """A compiled grammar: a `Constraint` of the core."""
 
-    def __init__(self, tokens: LLTokenizer, grammar: str, limits: WorkLimits) -> None:
-        """`grammar` in the library's form. Raises `RequestError` if no reply can have it."""
-        self._beginning = LLMatcher(tokens, grammar, log_level=0, limits=LLParserLimits(**asdict(limits)))
+    def __init__(self, tokens: LLTokenizer, tried: Tried, limits: WorkLimits) -> None:
+        """Raises `RequestError` if no reply can have it."""
+        self.left_out = tried.left_out
+        """Keywords of its schemas that it does not follow, as paths."""
+        self._beginning = LLMatcher(
+            tokens, tried.grammar, log_level=0, limits=LLParserLimits(**asdict(limits))
+        )
         if not self._beginning.is_error():
             self._beginning.compute_bitmask()  # its work is then done for every reply
         if self._beginning.is_error():

@@ -7,12 +7,13 @@ nothing of vocabularies but their size.
 import json
 import math
 import os
+import re
 import select
 import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import Enum, auto
@@ -30,12 +31,42 @@ _WORKER = Path(__file__).with_name("grammar_worker.py")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """A JSON Schema."""
+
+    text: str
+    strict: bool
+    """A keyword that the library cannot follow is an error; else it is left out."""
+    name: str = ""
+    """The field that has it, for messages."""
+    left_out: tuple[str, ...] = ()
+    """Paths in it of what was left out already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """A grammar as text."""
 
     format: str
     """lark, regex, json_schema, or grammar: GBNF or Lark, whichever it is."""
     text: str
+    """Refers to a schema by its number between two NULs: `schema_at`."""
+    schemas: tuple[Schema, ...] = ()
+
+
+def schema_at(number: int) -> str:
+    """What stands in a source's text for one of its schemas."""
+    return f"\0{number}\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A grammar that compiles within the limits."""
+
+    grammar: str
+    """In the library's own form."""
+    left_out: tuple[str, ...]
+    """Keywords of schemas that the library cannot follow, as paths that begin with the schema's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,18 +100,24 @@ class Trial:
         self._memory_mib = memory_bytes >> 20
         self._process: subprocess.Popen[bytes] | None = None
 
-    def run(self, source: Source) -> str:
-        """`source` in the library's own form, which compiles within the limits here.
+    def run(self, source: Source) -> Tried:
+        """`source` in a form that compiles within the limits here.
 
         Raises `RequestError` with the library's reason, or the limit, if it does not. Raises
         `UnavailableError` if the process was killed or stopped from outside, and so was the next one.
         """
         answer = self._answer(asdict(source))
-        if answer["error"]:
+        if not answer["error"]:
+            before = [schema.name + path for schema in source.schemas for path in schema.left_out]
+            now = [source.schemas[i].name + _spelled(path) for i, path in answer["left_out"]]
+            return Tried(answer["grammar"], (*before, *now))
+        if answer["schema"] is None:
             raise RequestError(reason(answer["error"]))
-        return answer["grammar"]
+        name, path = source.schemas[answer["schema"]].name, _spelled(answer["path"])
+        where = (name + path).removeprefix(".")
+        raise RequestError((f"{where}: " if where else "") + reason(answer["error"]), param=name or None)
 
-    def _answer(self, job: Mapping[str, object]) -> Mapping[str, str]:
+    def _answer(self, job: Mapping[str, object]) -> Mapping[str, Any]:
         left = self._seconds  # of all tries together
         for is_retry in (False, True):
             process, began = self._running(), time.monotonic()
@@ -205,3 +242,14 @@ def reason(error: str) -> str:
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     precise = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return (precise or lines or ["not a grammar"])[0][:300]
+
+
+def _spelled(path: Sequence[str | int | None]) -> str:
+    """.properties.city["a b"] for ("properties", "city", "a b")."""
+    steps = [step for step in path if step is not None]
+    return "".join(
+        f".{step}"
+        if isinstance(step, str) and re.fullmatch(r"\$?\w+", step, re.ASCII)
+        else f"[{json.dumps(step)}]"
+        for step in steps
+    )

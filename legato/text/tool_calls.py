@@ -9,12 +9,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, Literal
 
 from legato.errors import RequestError
 from legato.text.chat import ChatTemplate, Message
 from legato.text.grammar import WHITESPACE
-from legato.text.grammar_trial import Source
+from legato.text.grammar_trial import Schema, Source, schema_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +81,8 @@ class Function:
     """What can be called."""
 
     name: str
-    schema: str
-    """Of its arguments: an object's JSON Schema, as `Grammars.json_text` writes it."""
+    schema: Schema
+    """Of its arguments, which are an object."""
 
 
 @lru_cache(maxsize=16)
@@ -136,24 +136,26 @@ def calls_source(
     format: ToolFormat,
     functions: Sequence[Function],
     *,
-    content: str | None,
+    content: Schema | Literal["text"] | None,
     parallel: bool,
     marker_id: int | None = None,
 ) -> Source:
     """A grammar of replies that call.
 
-    `content` is what a reply may be instead: None for nothing, "" for text, which may also come before the
-    first call, or a JSON Schema (see `Grammars.json_text`). `marker_id` is the marker's special token.
+    `content` is what a reply may be instead: nothing, JSON, or text, which may also come before the first
+    call. `marker_id` is the marker's special token.
     """
     marker = f"<[{marker_id}]>" if marker_id is not None else _quoted(format.marker)
     opening = f"{marker} {_literal(format.before)}"
     more = f"({_literal(format.between)} call)*" if parallel and format.between is not None else ""
     calls = f"call {more} {_literal(format.close)}"
     rules = [_BLANK]
+    schemas = [function.schema for function in functions]
     if content is None:
         rules.append(f"start: {opening} {calls}")
-    elif content:
-        rules += [f"start: content | {opening} {calls}", f"content: %json {content}"]
+    elif isinstance(content, Schema):
+        rules += [f"start: content | {opening} {calls}", f"content: %json {schema_at(len(schemas))}"]
+        schemas.append(content)
     else:
         rules += [_TEXT, *_freely(functions, f"{_literal(format.before)} {calls}", marker)]
     rules.append("call: " + " | ".join(f"call{i} rest{i}" for i in range(len(functions))))
@@ -162,9 +164,9 @@ def calls_source(
             f'call{i}: WS "{{" WS "\\"name\\"" WS ":" WS {json.dumps(json.dumps(function.name))}',
             f"rest{i}: bare{i} {_literal(format.after)}",
             f'bare{i}: WS "," WS "\\"{format.arguments}\\"" WS ":" WS args{i} WS "}}"',
-            f"args{i}: %json {function.schema}",
+            f"args{i}: %json {schema_at(i)}",
         ]
-    return Source(format="lark", text="\n".join(rules))
+    return Source(format="lark", text="\n".join(rules), schemas=tuple(schemas))
 
 
 def _freely(functions: Sequence[Function], calls: str, marker: str) -> list[str]:

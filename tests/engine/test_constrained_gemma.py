@@ -66,7 +66,7 @@ def grammars(llm: LLM) -> Grammars:
 
 @pytest.fixture(scope="module")
 def person(grammars: Grammars) -> Grammar:
-    return grammars.compile(json_source(grammars.json_text(SCHEMA, strict=True))).result()
+    return grammars.compile(json_source(grammars.schema(SCHEMA, strict=True))).result()
 
 
 def replies(llm: LLM, prompts: list[str], form: Grammar, **params: Any) -> list[Completion]:
@@ -95,7 +95,7 @@ def test_the_tokens_are_the_same_bits_whatever_the_schedule(llm: LLM, person: Gr
 
 
 def test_a_call_that_is_demanded_of_a_base_model_is_valid(llm: LLM, grammars: Grammars) -> None:
-    function = Function(name="remember", schema=grammars.json_text(SCHEMA, strict=True))
+    function = Function(name="remember", schema=grammars.schema(SCHEMA, strict=True))
     source = calls_source(HERMES, [function], content=None, parallel=False)
     (completion,) = replies(llm, [PROMPT], grammars.compile(source).result(), max_tokens=100)
     assert completion.finish_reason == "stop"

@@ -105,7 +105,10 @@ def test_a_conversation_goes_round_from_call_to_answer(serve_tools: Any, connect
 
 def test_a_refused_schema_names_its_field(start_server: StartServer, connect: Connect) -> None:
     client = connect(start_server(plain_runner()))
-    format: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strang"}}}
+    format: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": {"type": "strang"}, "strict": True},
+    }
     with pytest.raises(openai.BadRequestError, match="Invalid type: strang") as caught:
         client.chat.completions.create(model=MODEL, messages=USER, response_format=format)  # type: ignore[arg-type]
     assert caught.value.param == "response_format.json_schema.schema"

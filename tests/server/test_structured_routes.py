@@ -155,6 +155,23 @@ def test_log_probabilities_are_there_for_constrained_tokens() -> None:
     assert choice["logprobs"]["tokens"] == ["a", "b", "<eos>"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_n_03_what_a_response_format_has_that_cannot_be_followed_is_left_out_and_told(stream: bool) -> None:
+    schema = {**PERSON, "if": {}, "properties": {**PERSON["properties"], "x": {"pattern": "(?=a)"}}}
+    for path in (CHAT, COMPLETIONS):
+        response = asked(path, **json_schema(schema), max_tokens=300, stream=stream)
+        assert response.status_code == 200, response.text
+        place = "response_format.json_schema.schema"
+        told = f"schema keywords left out: {place}.properties.x.pattern, {place}.if"
+        assert response.headers["X-Legato-Notice"] == told
+        if not stream:
+            made = json.loads(text_of(response))
+            jsonschema.validate({key: made[key] for key in PERSON["required"]}, PERSON)
+        refused = asked(path, **json_schema(schema, strict=True), stream=stream)
+        assert refused.status_code == 400
+        assert f"{place}.properties.x.pattern: look-around" in refused.json()["error"]["message"]
+
+
 DEEP: dict[str, object] = {"type": "integer"}
 for _ in range(100):
     DEEP = {"type": "array", "items": DEEP}

@@ -272,16 +272,24 @@ REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
     "parameters that are none": ("tools[0].function.parameters", {"tools": [tool("a", parameters=5)]}, ""),
     "an invalid schema": (
         "tools[1].function.parameters",
-        {"tools": [tool("a"), tool("b", parameters={"properties": {"x": {"type": "strang"}}})]},
-        "Invalid type: strang",
+        {"tools": [tool("a"), tool("b", strict=True, parameters={"properties": {"x": {"type": "strang"}}})]},
+        "tools[1].function.parameters.properties.x.type: Invalid type: strang",
     ),
     "an invalid schema, called by name": (
         "tools[1].function.parameters",
         {
-            "tools": [tool("a"), tool("b", parameters={"properties": {"x": {"$ref": "#/no"}}})],
+            "tools": [
+                tool("a"),
+                tool("b", strict=True, parameters={"properties": {"x": {"$ref": "#/no"}}}),
+            ],
             "tool_choice": tool("b"),
         },
-        "/no",
+        "tools[1].function.parameters.properties.x.$ref: Pointer '/no'",
+    ),
+    "strict, with arguments of another type": (
+        "tools[0].function.parameters",
+        {"tools": [tool("a", strict=True, parameters={"type": "array"})]},
+        'tools[0].function.parameters.type: must be "object"',
     ),
     "arguments that are no object": (
         "tools[0].function.parameters",
@@ -341,9 +349,48 @@ def test_tools_that_cannot_be_are_refused_by_name(param: str, fields: dict[str, 
         assert hint in error["message"]
 
 
-def test_a_keyword_that_is_not_supported_is_left_out_of_a_tool_that_is_not_strict() -> None:
-    loose = tool("a", parameters={"properties": {"x": {"type": "array", "uniqueItems": True}}})
-    assert asked(tool_service(plain_runner()), tools=[loose], max_tokens=5).status_code == 200
+PATTERNED = {
+    "type": "object",
+    "properties": {"p": {"type": "string", "pattern": "^(?!-)[a-z]+$"}, "city": {"enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+PATTERN = "tools[1].function.parameters.properties.p.pattern"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_n_03_a_tool_that_cannot_be_followed_whole_stops_no_request_and_is_told(stream: bool) -> None:
+    """The other tool stays as strict as it is, and so does the rest of this one."""
+    tools = [tool("greet", strict=True, parameters=PERSON), tool("x", parameters=PATTERNED)]
+    for choice in ("auto", "required", tool("x")):
+        response = asked(
+            tool_service(plain_runner()), tools=tools, tool_choice=choice, stream=stream, max_tokens=400
+        )
+        assert response.status_code == 200, response.text
+        assert response.headers["X-Legato-Notice"] == f"schema keywords left out: {PATTERN}"
+        called = functions_of(joined(response) if stream else choice_of(response)["message"])
+        if choice == tool("x"):
+            ((_, arguments),) = called
+            assert json.loads(arguments)["city"] in ("Paris", "Rome")
+    response = asked(tool_service(plain_runner()), tools=tools[:1], stream=stream)
+    assert "X-Legato-Notice" not in response.headers
+
+
+def test_tools_that_are_not_called_are_not_looked_at() -> None:
+    tools = [tool("a"), tool("b", strict=True, parameters=PATTERNED)]
+    response = asked(tool_service(plain_runner()), tools=tools, tool_choice=tool("a"))
+    assert response.status_code == 200
+    assert asked(tool_service(plain_runner()), tools=tools, tool_choice="none").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("type_", "left_out"), [(None, False), (["object", "null"], False), ("array", True), ("obj", True)]
+)
+def test_arguments_are_an_object_whatever_type_a_tool_names(type_: object, left_out: bool) -> None:
+    tools = [tool("a", parameters={**PERSON, "type": type_})]
+    response = asked(tool_service(plain_runner()), tools=tools, tool_choice="required")
+    jsonschema.validate(json.loads(functions_of(choice_of(response)["message"])[0][1]), PERSON)
+    assert ("X-Legato-Notice" in response.headers) is left_out
 
 
 def test_128_tools_are_served() -> None:

@@ -26,3 +26,8 @@ def num_taken(grammar: Grammar, text: str) -> int:
     """How many bytes of `text` may come."""
     matcher, ids = grammar.matcher(), text.encode()
     return next((i for i in range(len(ids)) if ids[i] not in ids_of(matcher.mask(ids[:i]))), len(ids))
+
+
+def raw_schema(text: str) -> Source:
+    """As the library takes it, refused where it cannot be followed."""
+    return Source(format="json_schema", text=text)

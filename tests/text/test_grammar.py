@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
-from grammar_rig import EOS, compiled, ids_of, takes
+from grammar_rig import EOS, compiled, ids_of, raw_schema, takes
 from tiny_vocabularies import merged_metadata, scored_metadata
 
 from legato.errors import ConstraintError, QueueFullError, RequestError, UnavailableError
@@ -39,8 +39,8 @@ ENDLESS = "start: A\nA: " + " & ".join(f"/.*a.{{{i}}}/" for i in range(1, 40))
         (regex_source("^(a+)+b$"), ["ab", "aaaab"], ["aaaa", "b"]),
         (grammar_source('root ::= "a" tail\ntail ::= [0-9]+ | "z"'), ["a1", "az"], ["a", "z"]),
         (grammar_source('start: "a" TAIL\nTAIL: /[0-9]+/'), ["a1"], ["a", "az"]),
-        (json_source(json.dumps({"enum": [1, "b", None]})), ["1", '"b"', "null"], ["2", "b"]),
-        (json_source(json.dumps({})), ['{"a": [1.5e3, true]}', '"é\\n"'], ["{", "'a'", "1,", "NaN"]),
+        (raw_schema(json.dumps({"enum": [1, "b", None]})), ["1", '"b"', "null"], ["2", "b"]),
+        (raw_schema(json.dumps({})), ['{"a": [1.5e3, true]}', '"é\\n"'], ["{", "'a'", "1,", "NaN"]),
     ],
     ids=["choice", "regex", "anchored regex", "GBNF", "Lark", "enum", "any JSON"],
 )
@@ -55,7 +55,7 @@ def test_a_grammar_takes_its_texts_and_no_others(
 class TestMatcher:
     def test_a_mask_is_a_function_of_the_tokens_alone(self, grammars: Grammars) -> None:
         """Asked in any order, with jumps and repetitions, as after a preemption or in a replay."""
-        grammar = compiled(grammars, json_source(grammars.json_text({"type": "object"}, strict=True)))
+        grammar = compiled(grammars, json_source(grammars.schema({"type": "object"}, strict=True)))
         texts = (
             b'{"name": ["x\\n", 5, {"a": null}], "b": -1.5}',
             b'{"other": "text", "of": ["its", "kind"]}',
@@ -97,7 +97,7 @@ class TestTokens:
     def test_a_json_string_holds_no_special_token_and_every_way_to_spell_text(
         self, tokenizer: Tokenizer
     ) -> None:
-        grammar = compiled(Grammars(tokenizer, 999), json_source('{"type": "string"}'))
+        grammar = compiled(Grammars(tokenizer, 999), raw_schema('{"type": "string"}'))
         allowed = {*ids_of(grammar.matcher().mask(spelled(tokenizer, '"')))}
         vocabulary = tokenizer.vocabulary
         assert not allowed & vocabulary.special
@@ -148,7 +148,7 @@ def _escapes(pieces: dict[int, bytes]) -> Iterable[int]:
 REFUSED = {
     "too large": (regex_source("a" * 300_000), r"has 300000 bytes, at most 262144"),
     "a schema of 1 MB": (
-        json_source(json.dumps({"enum": ["x" * 100 + str(i) for i in range(10_000)]})),
+        raw_schema(json.dumps({"enum": ["x" * 100 + str(i) for i in range(10_000)]})),
         "at most 262144",
     ),
     "invalid regex": (regex_source("(a"), "unclosed group"),
@@ -161,15 +161,15 @@ REFUSED = {
     "deep GBNF": (grammar_source("root ::= " + "(" * 50_000 + '"a"' + ")" * 50_000), "recursion"),
     "deep Lark": (grammar_source("start: " + "(" * 50_000 + '"a"' + ")" * 50_000), "nested"),
     "unknown rule": (grammar_source("start: x"), "unknown name"),
-    "not JSON": (json_source("{"), "."),
-    "unknown type": (json_source('{"type": "strang"}'), "Invalid type: strang"),
-    "unknown keyword": (json_source('{"type": "array", "uniqueItems": true}'), "uniqueItems"),
-    "no such reference": (json_source('{"$ref": "#/$defs/a"}'), r"\$defs/a"),
-    "remote reference": (json_source('{"$ref": "http://localhost/x"}'), "not fetch"),
-    "refers to itself": (json_source('{"$ref": "#"}'), "no text has this form"),
-    "nothing fits": (json_source('{"enum": []}'), "Unsatisfiable"),
+    "not JSON": (raw_schema("{"), "."),
+    "unknown type": (raw_schema('{"type": "strang"}'), "Invalid type: strang"),
+    "unknown keyword": (raw_schema('{"type": "array", "uniqueItems": true}'), "uniqueItems"),
+    "no such reference": (raw_schema('{"$ref": "#/$defs/a"}'), r"\$defs/a"),
+    "remote reference": (raw_schema('{"$ref": "http://localhost/x"}'), "not fetch"),
+    "refers to itself": (raw_schema('{"$ref": "#"}'), "no text has this form"),
+    "nothing fits": (raw_schema('{"enum": []}'), "Unsatisfiable"),
     "too many combinations": (
-        json_source(
+        raw_schema(
             json.dumps(
                 {
                     "allOf": [
@@ -201,12 +201,12 @@ class TestLimits:
             regex_source("(.*a){25}b"),
             regex_source("|".join(f"word number {i}" for i in range(10_000))),
             choice_source([f"word number {i}" for i in range(10_000)]),
-            json_source(json.dumps({"enum": [f"word number {i}" for i in range(10_000)]})),
-            json_source(
+            raw_schema(json.dumps({"enum": [f"word number {i}" for i in range(10_000)]})),
+            raw_schema(
                 '{"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "properties": {"x": {"$ref": '
                 '"#/$defs/a"}}, "additionalProperties": false}}}'
             ),
-            json_source('{"type": "string", "maxLength": 1000000}'),
+            raw_schema('{"type": "string", "maxLength": 1000000}'),
         ],
         ids=[
             "nested counts",
@@ -333,18 +333,16 @@ class TestLimits:
         for _ in range(5000):
             schema = {"type": "array", "items": schema}
         with pytest.raises(RequestError, match="nested 5001 deep, at most 64"):
-            grammars.json_text(schema, strict=True)
+            grammars.schema(schema, strict=True)
 
     def test_keywords_that_are_not_supported_are_left_out_unless_strict(self, grammars: Grammars) -> None:
         schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
-        assert takes(compiled(grammars, json_source(grammars.json_text(schema, strict=False))), "[1, 1]")
+        assert takes(compiled(grammars, json_source(grammars.schema(schema, strict=False))), "[1, 1]")
         with pytest.raises(RequestError, match="uniqueItems"):
-            compiled(grammars, json_source(grammars.json_text(schema, strict=True)))
+            compiled(grammars, json_source(grammars.schema(schema, strict=True)))
 
     def test_blanks_between_the_parts_of_json_come_to_an_end(self, grammars: Grammars) -> None:
-        matcher = compiled(
-            grammars, json_source(grammars.json_text({"type": "object"}, strict=True))
-        ).matcher()
+        matcher = compiled(grammars, json_source(grammars.schema({"type": "object"}, strict=True))).matcher()
         text = b"{"
         while blanks := [id for id in ids_of(matcher.mask(text)) if id in b" \t\r\n"]:
             text += bytes(blanks[:1])

@@ -127,7 +127,7 @@ def walk(grammar: Grammar, rng: random.Random) -> str | None:
 def test_every_text_that_a_grammar_allows_fits_the_schema(
     grammars: Grammars, schema: Mapping[str, object]
 ) -> None:
-    grammar = compiled(grammars, json_source(grammars.json_text(schema, strict=True)))
+    grammar = compiled(grammars, json_source(grammars.schema(schema, strict=True)))
     texts = [walk(grammar, random.Random(seed)) for seed in range(12)]
     complete = [text for text in texts if text is not None]
     assert len(complete) >= 3

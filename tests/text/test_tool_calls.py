@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Literal
 
 import pytest
 from grammar_rig import compiled, ids_of, num_taken, takes
@@ -16,6 +17,7 @@ from legato.errors import RequestError
 from legato.text.chat import BUILTIN_TEMPLATES, ChatTemplate, Message
 from legato.text.detokenizer import Detokenizer
 from legato.text.grammar import Grammar, Grammars
+from legato.text.grammar_trial import Schema
 from legato.text.tokenizer import tokenizer_from_gguf
 from legato.text.tool_call_parser import Arguments, Call, Content, Piece, ToolCallParser
 from legato.text.tool_calls import (
@@ -80,12 +82,16 @@ def test_a_form_that_is_asked_for_is_used(source: str) -> None:
 
 
 def grammar_of(
-    grammars: Grammars, format: ToolFormat, *, content: str | None = None, parallel: bool = True
+    grammars: Grammars,
+    format: ToolFormat,
+    *,
+    content: Schema | Literal["text"] | None = None,
+    parallel: bool = True,
 ) -> Grammar:
     functions = [
-        Function(name="get.weather", schema=grammars.json_text(WEATHER, strict=True)),
+        Function(name="get.weather", schema=grammars.schema(WEATHER, strict=True)),
         Function(
-            name="stop-it", schema=grammars.json_text({"type": "object", "maxProperties": 0}, strict=False)
+            name="stop-it", schema=grammars.schema({"type": "object", "maxProperties": 0}, strict=False)
         ),
     ]
     return compiled(grammars, calls_source(format, functions, content=content, parallel=parallel))
@@ -102,7 +108,12 @@ class TestGrammar:
     def test_valid_calls_may_be_written_and_the_reply_then_ends(
         self, grammars: Grammars, format: ToolFormat
     ) -> None:
-        for content in (None, "", json.dumps(WEATHER)):
+        contents: list[Schema | Literal["text"] | None] = [
+            None,
+            "text",
+            grammars.schema(WEATHER, strict=True),
+        ]
+        for content in contents:
             grammar = grammar_of(grammars, format, content=content)
             assert takes(grammar, format.written([PARIS]))
             assert takes(grammar, format.written([STOP, PARIS])) is (format.between is not None)
@@ -137,19 +148,19 @@ class TestGrammar:
         assert not takes(grammar, "")
 
     def test_text_is_free_where_nothing_is_required(self, grammars: Grammars, format: ToolFormat) -> None:
-        grammar = grammar_of(grammars, format, content="")
+        grammar = grammar_of(grammars, format, content="text")
         for text in ("", "Hello <tool> [1] {}", "ö\n🦊", '{"name": "somebody"}', "The form is {"):
             assert takes(grammar, text), text
 
     def test_content_is_of_its_form_or_a_call(self, grammars: Grammars, format: ToolFormat) -> None:
-        grammar = grammar_of(grammars, format, content=grammars.json_text(WEATHER, strict=True))
+        grammar = grammar_of(grammars, format, content=grammars.schema(WEATHER, strict=True))
         assert takes(grammar, '{"city": "a"}')
         assert not takes(grammar, "Hello")
 
 
 @pytest.mark.parametrize("format", MARKED, ids=lambda format: format.name)
 def test_after_a_marker_in_text_only_a_valid_call_may_come(grammars: Grammars, format: ToolFormat) -> None:
-    grammar = grammar_of(grammars, format, content="")
+    grammar = grammar_of(grammars, format, content="text")
     assert takes(grammar, "Let me see.\n" + format.written([PARIS]))
     begun = "Let me see. " + format.marker
     assert num_taken(grammar, begun + " hello") <= len(begun) + 1
@@ -163,7 +174,7 @@ BARE = {"bare": "{}", "in a fence": "```\n{}\n```", "in a fence of JSON": "```js
 def test_what_begins_as_a_call_of_a_known_function_goes_on_as_one(
     grammars: Grammars, format: ToolFormat, frame: str
 ) -> None:
-    grammar = grammar_of(grammars, format, content="")
+    grammar = grammar_of(grammars, format, content="text")
     assert takes(grammar, frame.format(LLAMA.written([PARIS]).replace("parameters", format.arguments)))
     begun = frame.partition("}")[0] + '"name": "get.weather"'
     assert num_taken(grammar, begun + " hello") == len(begun) + 1
@@ -179,19 +190,19 @@ def test_a_marker_that_is_a_special_token_comes_as_that_token(grammars: Grammars
     assert tokenizer.special_id("hello") is None
     special = Grammars(tokenizer, tokenizer.vocab_size)
     format = replace(MISTRAL, marker="<|im_start|>")
-    functions = [Function(name="stop-it", schema=grammars.json_text({"type": "object"}, strict=True))]
+    functions = [Function(name="stop-it", schema=grammars.schema({"type": "object"}, strict=True))]
 
-    def allowed(content: str | None, text: str) -> set[int]:
+    def allowed(content: Literal["text"] | None, text: str) -> set[int]:
         source = calls_source(format, functions, content=content, parallel=True, marker_id=marker_id)
         ids = tokenizer.encode(text, add_special_tokens=False, parse_special=True)
         return set(ids_of(compiled(special, source).matcher().mask(ids)))
 
     assert allowed(None, "") == {marker_id}
-    assert {marker_id, *tokenizer.eos_ids} < allowed("", "hello w")
+    assert {marker_id, *tokenizer.eos_ids} < allowed("text", "hello w")
     opening = tokenizer.encode("[", add_special_tokens=False)[0]
-    assert opening in allowed("", "hello w<|im_start|>")
-    assert not allowed("", "hello w<|im_start|>") & tokenizer.eos_ids
-    assert not allowed("", '<|im_start|>[{"name": "') & {marker_id, *tokenizer.eos_ids}
+    assert opening in allowed("text", "hello w<|im_start|>")
+    assert not allowed("text", "hello w<|im_start|>") & tokenizer.eos_ids
+    assert not allowed("text", '<|im_start|>[{"name": "') & {marker_id, *tokenizer.eos_ids}
     shown = Detokenizer(tokenizer, shown={marker_id})
     assert "".join(map(shown.push, [marker_id, opening])) == "<|im_start|>["
     hidden = Detokenizer(tokenizer)

@@ -67,7 +67,7 @@ def in_seconds(milliseconds: float | None) -> float | None:
 class Section(BaseModel):
     """One table of runtime.toml."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
 
 
 class ModelSettings(Section):
@@ -287,7 +287,7 @@ class ServerSettings(Section):
         "each gets one line in the log.",
     )
     access_log: bool = Field(default=False, description="Log every HTTP request.")
-    log_prompts: bool = Field(default=False, description="Log the text of every prompt.")
+    log_prompts: bool = Field(default=False, description="Log the text of every prompt, and the texts of unforeseen errors.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="What is logged."
     )
@@ -299,7 +299,9 @@ class ServerSettings(Section):
 class Settings(BaseModel):
     """The whole table: one section for each table of runtime.toml."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, title="runtime.toml of Legato")
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, hide_input_in_errors=True, title="runtime.toml of Legato"
+    )
 
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()

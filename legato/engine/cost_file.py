@@ -20,7 +20,7 @@ Size = Annotated[int, Field(ge=1)]
 class Sample(BaseModel):
     """A step that was measured; the fields of `StepShape`, and how long it took."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
 
     num_decodes: Count
     num_prefill: Count
@@ -39,7 +39,7 @@ class Sample(BaseModel):
 class CostFile(BaseModel):
     """Samples in the order in which they were measured."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
 
     format: Literal[1] = 1
     model: str

@@ -91,7 +91,10 @@ class Engine:
             error = caught.message if isinstance(caught, LegatoError) else type(caught).__name__
             events = scheduler.fail(f"the model step that this request was in failed ({error})")
             if isinstance(caught, Exception):
-                logger.exception("step %d of %d tokens failed", schedule.step, schedule.num_tokens)
+                # Its text is about numbers: the runner knows no texts.
+                logger.exception(
+                    "step %d of %d tokens failed: %s", schedule.step, schedule.num_tokens, caught
+                )
             else:
                 interrupt = caught  # Ctrl-C, an exit: the caller's business, once all is told
         self._untold += (*self._progress.report(scheduler, schedule, ended), *events)
@@ -130,6 +133,6 @@ class Engine:
         for observer in tuple(self._observers):
             try:
                 tell(observer)
-            except Exception:
+            except Exception as error:
                 self._observers.remove(observer)
-                logger.exception("%s failed and is told nothing more", type(observer).__name__)
+                logger.exception("%s failed and is told nothing more: %s", type(observer).__name__, error)

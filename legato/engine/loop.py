@@ -122,7 +122,7 @@ class EngineLoop:
             aborts = [self._engine.abort(request_id) for request_id in self._living]
             self._publish(tuple(event for events in aborts for event in events))
         except BaseException as error:
-            logger.exception("the engine loop ended")
+            logger.exception("the engine loop ended: %s", error)
             self.failure = f"the engine loop ended: {type(error).__name__}"
             self._inbox.close()
             left = self._inbox.take(wait=False) or ()

@@ -4,7 +4,9 @@ Knows the tree of `legato.errors` and the web framework's own exceptions. An exc
 bug of ours: it is logged, and the client learns nothing of it.
 """
 
+import asyncio
 import logging
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -30,14 +32,17 @@ CLIENT_GONE = 499
 def error_body(error: LegatoError) -> dict[str, object]:
     return {
         "error": {
-            "message": error.message.encode(
-                errors="replace"
-            ).decode(),  # it may quote a client's lone surrogate
+            "message": _text(error.message),
             "type": error.type,
-            "param": error.param,
+            "param": None if error.param is None else _text(error.param),
             "code": error.code,
         }
     }
+
+
+def _text(text: str) -> str:
+    """An error may quote a chat template, which can write a lone surrogate."""
+    return text.encode(errors="replace").decode()
 
 
 def error_response(error: LegatoError, *, headers: dict[str, str] | None = None) -> Response:
@@ -57,6 +62,13 @@ def known(error: Exception) -> LegatoError:
         return error
     logger.exception("a request failed")
     return LegatoError("internal server error")
+
+
+def log_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:  # noqa: ARG001
+    """For `loop.set_exception_handler`: an error that no task or callback took. By itself asyncio logs the
+    `repr` of tasks and of callbacks with their arguments, which may hold a prompt."""
+    where = "an error in a callback" if "handle" in context else context["message"]
+    logger.error("%s", where, exc_info=context.get("exception"))
 
 
 def install(app: FastAPI) -> None:

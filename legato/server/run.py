@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from legato.errors import ConfigError
 from legato.server.app import create_app
 from legato.server.connection import Connection
+from legato.server.failures import log_unhandled
 from legato.server.service import Service
 
 logger = logging.getLogger(__name__)
@@ -150,6 +151,10 @@ async def _unless(urgent: asyncio.Event, work: Coroutine[None, None, None], time
 
 class Silent(uvicorn.Server):
     """uvicorn without its own signal handling, which refuses connections before the replies are done."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(log_unhandled)
+        await super().startup(sockets)
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()

@@ -1,5 +1,5 @@
 """Labels ask nothing of the model and are ignored; instructions are obeyed or refused by name. An unknown
-field is refused where it may be an instruction with a typo, and ignored with one line in the log elsewhere."""
+field is refused where it may be a misspelt instruction, and ignored elsewhere, with one line in the log."""
 
 import logging
 import re

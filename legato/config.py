@@ -169,15 +169,21 @@ class EngineSettings(Section):
     )
     kv_memory: Bytes | None = Field(
         default=None,
-        description="Size of the KV cache, such as 4GiB. Default: 0.25 of free memory, 0.9 on a GPU, or what "
-        "4 times max_running requests of max_model_len need, if that is less (once, without prefix_cache).",
+        description="Size of the KV cache, such as 4GiB. Default: room for one request of max_model_len, or "
+        "for 1,024 tokens of each of max_running requests if that is more, and at most a quarter of the "
+        "memory that weights and intermediate results leave (0.9 on a GPU).",
     )
-    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
+    device: str = Field(
+        default="auto",
+        description="auto, cpu, cuda or cuda:N. auto is the CPU: CUDA was never tried and is taken only by "
+        "name.",
+    )
     threads: int | None = Field(
         default=None,
         ge=1,
         le=1024,
-        description="Threads that compute on a CPU. Default: OMP_NUM_THREADS, else one for each core.",
+        description="Threads that compute on a CPU. Default: OMP_NUM_THREADS, else one for each core, and no "
+        "more than the process's affinity and the CPU quota of its container allow.",
     )
     attention: Literal["auto", "cpu", "reference"] = Field(
         default="auto",

@@ -14,6 +14,7 @@ RANKS: tuple[frozenset[str], ...] = tuple(
     frozenset(rooms.split())
     for rooms in (
         "errors",
+        "machine",
         "config",
         "core",
         "metrics",

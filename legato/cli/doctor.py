@@ -17,6 +17,7 @@ from legato.cli.load import load_llm
 from legato.config import Settings
 from legato.core.plan import Sampled
 from legato.core.request import SamplingParams
+from legato.machine import memory, processors
 
 if TYPE_CHECKING:
     from legato.engine.llm import LLM
@@ -72,8 +73,9 @@ def _machine() -> dict[str, str]:
     gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     return {
         "system": f"{platform.system()} {platform.machine()}",
-        "cores": str(os.cpu_count()),
+        "processors": str(processors()),
         "memory": f"{gib:.1f} GiB",
+        "memory now": str(memory()),
     }
 
 

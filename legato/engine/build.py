@@ -22,6 +22,7 @@ from legato.models.source import resolve
 from legato.models.spec import ModelSpec
 from legato.runner.exactness import ExactnessReport
 from legato.runner.load import RunnerOptions, load_runner
+from legato.runner.memory_plan import CacheSize, StepSize
 from legato.text.chat import ChatTemplate
 from legato.text.sampling_defaults import SamplingDefaults
 from legato.text.tokenizer import Tokenizer
@@ -30,9 +31,8 @@ COST_CHOICES = ("device", "dtype", "attention", "weights")
 """Choices of the runner that steps cost more or less by."""
 EXAMPLE_CONTEXT = 512
 """Tokens before each decode of the step that the start tells of."""
-KEPT_LOADS = 4
-"""The KV cache takes no more, by default, than so many times what all running requests can ever hold, where
-prefixes are shared: what ended stays to be found again."""
+TOKENS_PER_REQUEST = 1024
+"""The default KV cache has room for so many tokens of each request that runs, or for one of full length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ def _new_engine(runner: Runner, config: SchedulerConfig, engine: EngineSettings,
 
 
 def _runner_options(model: ModelSettings, engine: EngineSettings, max_model_len: int) -> RunnerOptions:
-    num_loads = KEPT_LOADS if engine.prefix_cache else 1
+    usual = engine.running_limit * min(TOKENS_PER_REQUEST, max_model_len)
     return RunnerOptions(
         device=engine.device,
         threads=engine.threads,
@@ -139,11 +139,17 @@ def _runner_options(model: ModelSettings, engine: EngineSettings, max_model_len:
         weights=model.weights,
         attention=engine.attention,
         kv_dtype=engine.kv_dtype,
-        block_size=engine.block_size,
-        num_blocks=engine.num_blocks,
-        kv_memory=engine.kv_memory,
-        useful_tokens=num_loads * engine.running_limit * max_model_len,
-        useful_why=f"{num_loads} x max_running x max_model_len tokens",
+        cache=CacheSize(
+            block_size=engine.block_size,
+            num_blocks=engine.num_blocks,
+            kv_memory=engine.kv_memory,
+            useful_tokens=max(max_model_len, usual),
+            useful_why="one request of max_model_len tokens"
+            if max_model_len >= usual
+            else f"{TOKENS_PER_REQUEST} tokens for each of max_running requests",
+            max_model_len=max_model_len,
+        ),
+        step=StepSize(tokens=engine.token_limit, rows=engine.running_limit),
     )
 
 

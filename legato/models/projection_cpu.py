@@ -63,6 +63,12 @@ def is_fast() -> bool:
     return FORMATS["w16"].instruction != "plain"
 
 
+def packed_weight_bytes(kind: str, shape: tuple[int, ...]) -> int:
+    """Memory of a packed matrix [out, in]."""
+    num_outputs, num_inputs = shape
+    return weights_bytes(FORMATS[kind], num_inputs, num_outputs)
+
+
 class CpuOps:
     """Layers of one model. Its memory for a step is shared by all of them: one step at a time."""
 

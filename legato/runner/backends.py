@@ -1,6 +1,7 @@
 """Which attention and which layers compute a model here, and why, in words."""
 
 import logging
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -114,6 +115,21 @@ def layer_ops(
     from legato.models.projection_cpu import CpuOps
 
     return CpuOps(weights, threads, progress=progress)
+
+
+def weights_bytes(kind: str, spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Memory of a model's weights, kept in one of `WEIGHTS`. Norms and biases are too small to count."""
+    matrices = {name: shape for name, shape in spec.tensor_shapes().items() if len(shape) == 2}
+    if kind in ("w16", "w8"):
+        from legato.models.projection_cpu import packed_weight_bytes
+
+        # An embedding that is no LM head as well is only looked up in, and kept in 16 bits.
+        embedding = 0 if spec.tie_embeddings else 2 * math.prod(matrices.pop("embed"))
+        return embedding + sum(packed_weight_bytes(kind, shape) for shape in matrices.values())
+    numbers = sum(math.prod(shape) for shape in matrices.values())
+    if kind == "fp16":
+        return 2 * (numbers + (math.prod(matrices["embed"]) if spec.tie_embeddings else 0))
+    return dtype.itemsize * numbers
 
 
 def _in_words(without: dict[str, list[str]]) -> list[str]:

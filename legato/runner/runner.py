@@ -10,7 +10,6 @@ from torch import Tensor
 
 from legato.core.plan import Sampled, SampleRow, StepPlan, StepResult
 from legato.core.stopping import FinishReason
-from legato.errors import ConfigError
 from legato.models.decoder import Decoder
 from legato.runner.exactness import ExactnessCheck, ExactnessReport
 from legato.runner.inputs import build_inputs
@@ -81,23 +80,3 @@ class TorchRunner:
         deadline = self._clock() + seconds
         check = ExactnessCheck(self._decoder, self._cache, seed=seed)
         return check.run(lambda _: self._clock() < deadline)
-
-
-def choose_device(name: str) -> torch.device:
-    """The device for "auto" (CUDA where there is one, else the CPU), "cpu", "cuda" or "cuda:N".
-
-    Raises ConfigError for any other name and for a CUDA device that is not there.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cpu":
-        return torch.device("cpu")
-    kind, _, index = name.partition(":")
-    if kind != "cuda" or (name != "cuda" and not (index.isascii() and index.isdigit())):
-        raise ConfigError(f'device: {name!r} is not one of "auto", "cpu", "cuda", "cuda:N"', param="device")
-    count = torch.cuda.device_count()
-    if int(index or 0) >= count:
-        raise ConfigError(
-            f"device: {name!r} asked for, this machine has {count} CUDA devices", param="device"
-        )
-    return torch.device(name)

@@ -28,10 +28,13 @@ from legato.core.plan import ForwardBatch, ForwardSeq, SampleRow, StepPlan
 from legato.core.request import RequestId, SamplingParams
 from legato.core.stopping import FinishReason
 from legato.errors import ConfigError
+from legato.machine import Processors
 from legato.models.decoder import Decoder
 from legato.models.linear import DenseLinear
+from legato.runner import device
+from legato.runner.device import choose_device, describe_device, set_threads
 from legato.runner.kv_cache import KVCache
-from legato.runner.runner import TorchRunner, choose_device
+from legato.runner.runner import TorchRunner
 
 
 class WatchedHead:
@@ -160,9 +163,36 @@ def test_a_request_whose_numbers_break_breaks_alone(attention: AttentionBackend)
     assert complete(runner, Stream((3, 4, 5), prompt, GREEDY), 5).generated == alone
 
 
-def test_auto_device_is_the_accelerator_where_there_is_one() -> None:
-    assert choose_device("cpu") == CPU
-    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+def test_auto_is_the_cpu_even_where_there_is_cuda(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody ever tried the CUDA path: it is taken only by name, and then with a warning."""
+    assert choose_device("cpu") == choose_device("auto") == CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device("auto") == CPU
+    assert "(auto; there is a CUDA device, --device cuda takes it, but the CUDA path was never tried" in (
+        describe_device(CPU, "auto")
+    )
+    assert not caplog.records
+    assert choose_device("cuda:1") == torch.device("cuda:1")
+    assert "never tried" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("asked", "usable", "expected"), [(None, 1, 1), (None, 64, 2), (3, 1, 3)], ids=["quota", "none", "asked"]
+)
+def test_threads_keep_to_the_quota_unless_told_otherwise(
+    asked: int | None, usable: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "processors", lambda: Processors(usable, 64, "a quota"))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        set_threads(asked)
+        assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(

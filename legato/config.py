@@ -293,7 +293,9 @@ class ServerSettings(Section):
         "each gets one line in the log.",
     )
     access_log: bool = Field(default=False, description="Log every HTTP request.")
-    log_prompts: bool = Field(default=False, description="Log the text of every prompt, and the texts of unforeseen errors.")
+    log_prompts: bool = Field(
+        default=False, description="Log the text of every prompt, and the texts of unforeseen errors."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="What is logged."
     )

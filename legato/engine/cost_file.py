@@ -4,7 +4,10 @@
 `legato serve --simulate` read them. JSON: a person can read it, and another program can make one.
 """
 
+import hashlib
 import json
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from legato.core.cost import CostModel, StepCost, StepShape
 from legato.errors import ConfigError
 
-Count = Annotated[int, Field(ge=0)]
-Size = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0, le=10**12)]
+Size = Annotated[int, Field(ge=1, le=10**9)]
+MAX_SAMPLES = 100_000
 
 
 class Sample(BaseModel):
@@ -27,7 +31,7 @@ class Sample(BaseModel):
     decode_context: Count
     prefill_pairs: Count
     samples: bool
-    seconds: Annotated[float, Field(gt=0)]
+    seconds: Annotated[float, Field(ge=1e-9, le=3600)]
 
     @property
     def shape(self) -> StepShape:
@@ -50,7 +54,14 @@ class CostFile(BaseModel):
     max_model_len: Size
     block_size: Size
     num_blocks: Size
-    samples: Annotated[tuple[Sample, ...], Field(min_length=1)]
+    samples: Annotated[tuple[Sample, ...], Field(min_length=1, max_length=MAX_SAMPLES)]
+    sha256: str | None = None
+    """Of all the rest, in a file that Legato wrote. A file that somebody else makes need not have it."""
+
+    def digest(self) -> str:
+        """What `sha256` has to be."""
+        content = json.dumps(self.model_dump(exclude={"sha256"}), sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def cost_model(self) -> CostModel:
         """A model that has learned from the samples."""
@@ -64,21 +75,33 @@ class CostFile(BaseModel):
 def read_cost_file(path: Path) -> CostFile:
     """Raises `ConfigError` that names the file and what is wrong with it."""
     try:
-        return CostFile.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"cost file {path}: cannot be read ({error.strerror})") from None
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cost file {path}: cannot be read ({reason})") from None
+    try:
+        costs = CostFile.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    raise ConfigError(f"cost file {path}: {where + ': ' if where else ''}{first['msg']}")
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"cost file {path}: {where + ': ' if where else ''}{first['msg']}") from None
+    if costs.sha256 is not None and costs.sha256 != costs.digest():
+        raise ConfigError(
+            f"cost file {path}: its content was changed after it was measured; remove the field sha256 to "
+            "use it anyway"
+        )
+    return costs
 
 
 def write_cost_file(path: Path, costs: CostFile) -> None:
-    """Whole or not at all. Raises `ConfigError` if it cannot be written."""
-    part = path.with_name(path.name + ".part")
+    """Whole or not at all. Raises `ConfigError` if it cannot be written; what was there then stays."""
+    part = path.with_name(f"{path.name}.part{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(costs.model_dump(), indent=1) + "\n", encoding="utf-8")
+        content = costs.model_copy(update={"sha256": costs.digest()}).model_dump()
+        part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         part.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            part.unlink()
         raise ConfigError(f"cost file {path}: cannot be written ({error.strerror})") from None

@@ -40,7 +40,7 @@ def step_costs(
     path = cache_dir / "costs" / f"{_key(source, config, measured_on)}.json"
     if path.exists() and not anew:
         try:
-            return read_cost_file(path)
+            return _kept(path, model, measured_on)
         except ConfigError as error:
             logger.warning("%s; measuring anew", error.message)
     samples = calibrate(runner, config, max_seconds=MAX_SECONDS, progress=progress)
@@ -57,6 +57,14 @@ def step_costs(
         write_cost_file(path, costs)
     except ConfigError as error:
         logger.warning("%s", error.message)
+    return costs
+
+
+def _kept(path: Path, model: str, measured_on: Mapping[str, str]) -> CostFile:
+    """The costs that an earlier start measured. Raises `ConfigError` if the file is anything else."""
+    costs = read_cost_file(path)
+    if costs.sha256 is None or (costs.model, costs.measured_on) != (model, measured_on):
+        raise ConfigError(f"cost file {path}: was not measured by this version for this model and machine")
     return costs
 
 

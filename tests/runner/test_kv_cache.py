@@ -82,8 +82,8 @@ def test_a_small_machine_gets_a_small_cache() -> None:
 def test_a_machine_that_is_too_small_is_told_of_in_numbers() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"^memory: this model needs 3\.00 GiB for weights, 0\.0\d GiB for the KV cache \(the least that "
-        r"is useful\) and about 0\.25 GiB besides, 3\.\d\d GiB at most; there are 3\.0 GiB available$",
+        match=r"^memory: this model needs 3\.00 GiB for weights, 0\.0\d GiB for the KV cache \(the least "
+        r"that is useful\) and about 0\.25 GiB besides, 3\.\d\d GiB at most; there are 3\.0 GiB available$",
     ):
         plan(3 * GIB, weights=3 * GIB)
 

@@ -1,6 +1,5 @@
 """Loading a model with its stages shown on standard error."""
 
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -8,8 +7,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
+from legato.cli.interrupts import importing
 from legato.cli.options import cache_dir
-from legato.config import Settings
+from legato.config import ModelSettings, Settings
+from legato.models.source import ModelFiles, resolve
 
 if TYPE_CHECKING:
     from legato.engine.llm import LLM
@@ -18,23 +19,21 @@ if TYPE_CHECKING:
 def load_llm(settings: Settings, *, alone: bool = False, for_chat: bool = False) -> "LLM":
     """The model of the settings, ready for offline use; `alone` for one request at a time, with memory for
     no more; `for_chat` only if it has a chat template."""
-    with importing():
-        from legato.engine.llm import LLM  # torch takes seconds, and not every command needs it
-
     engine = settings.engine.model_copy(update={"max_running": 1}) if alone else settings.engine
     with stages() as progress:
-        return LLM.load(settings.model, engine, cache_dir=cache_dir(), progress=progress, for_chat=for_chat)
+        files = find_files(settings.model, progress)
+        with importing():
+            from legato.engine.llm import LLM  # torch takes seconds, and not every command needs it
+
+        return LLM.load(
+            settings.model, engine, cache_dir=cache_dir(), files=files, progress=progress, for_chat=for_chat
+        )
 
 
-@contextmanager
-def importing() -> Iterator[None]:
-    """While libraries are imported, Ctrl-C ends the process at once: the exception that it is otherwise is
-    swallowed by some of them, which are broken from then on (torch's C code, as it imports numpy)."""
-    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
+def find_files(model: ModelSettings, progress: Callable[[str], None]) -> ModelFiles:
+    """The model's files, put together or fetched if need be."""
+    progress(f"finding {model.model}")
+    return resolve(model.model, cache_dir=cache_dir())
 
 
 @contextmanager

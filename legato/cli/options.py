@@ -7,12 +7,17 @@ import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
+from pydantic.fields import FieldInfo
 
-from legato.config import Settings, alias_of, fields, load_settings
+from legato.config import Settings, fields, load_settings
+from legato.config.suggest import closest
+from legato.config.vllm import RENAMED, legato_name
 from legato.errors import ConfigError
+from legato.models.packaged import PACKAGED_MODELS
+from legato.models.source import locate
 
 DEFAULT_FILE = Path("runtime.toml")
 
@@ -86,24 +91,38 @@ def _parameters(offered: set[str], model_argument: bool) -> list[inspect.Paramet
             kind = str
         if get_origin(annotation) is tuple:
             kind = list[str]
-        info = _option(section, name, field.description or "", alias_of(field), field.default, kind is bool)
+        info = _option(section, name, field, is_switch=kind is bool)
         if name == "model" and model_argument:
-            info = typer.Argument(envvar="LEGATO_MODEL", help=field.description, show_default=field.default)
+            info = typer.Argument(
+                envvar="LEGATO_MODEL",
+                help=field.description,
+                show_default=field.default,
+                autocompletion=lambda: [model.name for model in PACKAGED_MODELS],
+            )
         parameters.append(_parameter(name, Annotated[kind | None, info]))
     return parameters
 
 
-def _option(section: str, name: str, help: str, alias: str | None, default: object, flag: bool) -> Any:
-    names = [f"{_flag(name)}/--no-{name.replace('_', '-')}" if flag else _flag(name)]
-    if alias is not None:
-        names.append(_flag(alias))
+def _option(section: str, name: str, field: FieldInfo, *, is_switch: bool) -> Any:
+    names = []
+    for known in (name, *(theirs for theirs, ours in RENAMED.items() if ours == name)):
+        flag = _flag(known)
+        names.append(f"{flag}/--no-{flag[2:]}" if is_switch else flag)
+    choices = _choices(field)
     return typer.Option(
         *names,
         envvar=_variable(name),
-        help=help,
+        help=field.description,
+        metavar="|".join(choices) or None,
+        autocompletion=lambda: list(choices),
         rich_help_panel=f"{section.capitalize()} settings",
-        show_default=False if default in (None, ()) else str(default),
+        show_default=False if field.default in (None, ()) else str(field.default),
     )
+
+
+def _choices(field: FieldInfo) -> tuple[str, ...]:
+    """The values of a setting that has few."""
+    return get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
 
 
 def _parameter(name: str, annotation: object) -> inspect.Parameter:
@@ -124,9 +143,23 @@ def cache_dir() -> Path:
 
 
 def unknown_variables() -> list[str]:
-    """LEGATO_* variables that mean nothing here: misspelled, or put there by others (Kubernetes does)."""
-    known = {_variable(name) for _, name, _ in fields()} | {"LEGATO_CONFIG", "LEGATO_CACHE_DIR"}
-    return sorted(name for name in os.environ if name.startswith("LEGATO_") and name not in known)
+    """A line for each LEGATO_* variable that means nothing here: it is misspelled, or put there by others
+    (Kubernetes does)."""
+    known = {name: _variable(name) for _, name, _ in fields()} | {
+        name: _variable(name) for name in ("config", "cache_dir")
+    }
+    lines = []
+    for variable in sorted(os.environ):
+        if variable.startswith("LEGATO_") and variable not in known.values():
+            word = variable.removeprefix("LEGATO_").lower()
+            meant = known.get(legato_name(word) or closest(word, known) or "")
+            lines.append(f"{variable}: no such setting" + (f"; did you mean {meant}?" if meant else ""))
+    return lines
+
+
+def check_model(settings: Settings) -> None:
+    """Raise `ModelError` if there is no such model, before libraries are loaded that take seconds."""
+    locate(settings.model.model)
 
 
 def schema() -> dict[str, Any]:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from legato import __version__
-from legato.cli.load import importing, stages
+from legato.cli.interrupts import importing
+from legato.cli.load import find_files, stages
 from legato.cli.logs import configure
 from legato.cli.options import cache_dir
 from legato.config import ServerSettings, Settings, in_seconds
@@ -94,10 +95,11 @@ def serve_model(settings: Settings, *, simulate: str | None = None, noise: bool 
 
 
 def _load(settings: Settings, progress: Callable[[str], None]) -> Served:
+    files = find_files(settings.model, progress)
     with importing():  # torch takes seconds, and what stands in for a model needs none
         from legato.engine.build import build
 
-    return build(settings.model, settings.engine, cache_dir=cache_dir(), progress=progress)
+    return build(settings.model, settings.engine, cache_dir=cache_dir(), files=files, progress=progress)
 
 
 def _stand_in(settings: Settings, costs: str, noise: bool) -> Served:

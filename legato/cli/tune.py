@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legato import __version__
-from legato.cli.load import stages
+from legato.cli.interrupts import importing
+from legato.cli.load import find_files, stages
 from legato.cli.options import cache_dir
 from legato.cli.simulate import WorkloadChoice, write
 from legato.config import EngineSettings, Settings, in_seconds
@@ -100,10 +101,12 @@ def tune_model(
 
 
 def _build(settings: Settings, progress: Callable[[str], None]) -> "Built":
-    from legato.engine.build import build  # torch takes seconds, and a cost file needs none
+    files = find_files(settings.model, progress)
+    with importing():  # torch takes seconds, and a cost file needs none
+        from legato.engine.build import build
 
     engine: EngineSettings = settings.engine.model_copy(update={"calibrate": False})  # measured anew anyway
-    return build(settings.model, engine, cache_dir=cache_dir(), progress=progress)
+    return build(settings.model, engine, cache_dir=cache_dir(), files=files, progress=progress)
 
 
 def _verify(built: "Built", tuning: Tuning, arrivals: Sequence[Arrival]) -> Verification:

@@ -18,7 +18,7 @@ from legato.engine.scheduling import make_scheduler, scheduler_config
 from legato.engine.text_parts import load_text
 from legato.errors import ConfigError
 from legato.models.load import open_model
-from legato.models.source import resolve
+from legato.models.source import ModelFiles, resolve
 from legato.models.spec import ModelSpec
 from legato.runner.exactness import ExactnessReport
 from legato.runner.load import RunnerOptions, load_runner
@@ -70,17 +70,20 @@ def build(
     engine: EngineSettings,
     *,
     cache_dir: Path,
+    files: ModelFiles | None = None,
     progress: Callable[[str], None] = lambda _: None,
     for_chat: bool = False,
 ) -> Built:
-    """Load a model and build its engine. `progress` is told each stage in words.
+    """Load a model and build its engine. `progress` is told each stage in words; `files` are the model's, if
+    they were found already.
 
     Raises `ModelError` for the model's files and `ConfigError` for settings that do not go with it; with
     `for_chat` also for a model without a chat template. All that is wrong beside the weights is said before
     they are read.
     """
-    progress(f"finding {model.model}")
-    files = resolve(model.model, cache_dir=cache_dir)
+    if files is None:
+        progress(f"finding {model.model}")
+        files = resolve(model.model, cache_dir=cache_dir)
     opened = open_model(files)
     max_model_len = _max_model_len(model.max_model_len, opened.spec)
     progress(f"reading the tokenizer of {opened.name}")

@@ -20,6 +20,7 @@ from legato.core.stopping import FinishReason
 from legato.engine.build import Built, build
 from legato.engine.output import Delta, Reply, TextRules, new_request
 from legato.errors import ConstraintError, RequestError, StepError
+from legato.models.source import ModelFiles
 
 Prompt = str | Sequence[int]
 
@@ -62,6 +63,7 @@ class LLM:
         settings: EngineSettings | None = None,
         *,
         cache_dir: Path | None = None,
+        files: ModelFiles | None = None,
         progress: Callable[[str], None] = lambda _: None,
         for_chat: bool = False,
     ) -> "LLM":
@@ -70,7 +72,9 @@ class LLM:
         model = ModelSettings(model=model) if isinstance(model, str) else model
         cache_dir = cache_dir or Path.home() / ".cache" / "legato"
         settings = settings or EngineSettings()
-        return cls(build(model, settings, cache_dir=cache_dir, progress=progress, for_chat=for_chat))
+        return cls(
+            build(model, settings, cache_dir=cache_dir, files=files, progress=progress, for_chat=for_chat)
+        )
 
     def generate(
         self,

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from legato.config.suggest import did_you_mean
 from legato.errors import ModelError
-from legato.models.packaged import PACKAGED_MODELS, assemble, find_packaged
+from legato.models.packaged import PACKAGED_MODELS, PackagedModel, assemble, find_packaged
 
 HUB_FILES = (
     "*.safetensors",
@@ -46,29 +47,47 @@ class ModelFiles:
     """The GGUF file, or the folder with config.json, tokenizer files and *.safetensors."""
 
 
-def resolve(model: str, *, cache_dir: Path) -> ModelFiles:
-    """The files of `model`, assembled under `cache_dir` or fetched from the hub if they are not here yet.
+@dataclass(frozen=True, slots=True)
+class HubId:
+    """A repository on the Hugging Face hub, and one GGUF file of it."""
 
-    `model` is, in this order: the name of a packaged model; the path of a GGUF file, of a folder in Hugging
-    Face form or of a folder with one GGUF file; a hub id `org/name`, or `org/name:FILE.gguf` for one GGUF
-    file of that repository. The hub's own cache, token and HF_ENDPOINT apply. Raises ModelError.
+    repo: str
+    file: str | None
+
+
+def locate(model: str) -> PackagedModel | Path | HubId:
+    """What `model` names; nothing is read, joined or fetched. Raises ModelError if it names nothing.
+
+    It is, in this order: the name of a packaged model; the path of a GGUF file, of a folder in Hugging Face
+    form or of a folder with one GGUF file; a hub id `org/name`, or `org/name:FILE.gguf` for one GGUF file of
+    that repository.
     """
     packaged = find_packaged(model)
     if packaged is not None:
-        path = assemble(packaged, cache_dir=cache_dir)
-        return ModelFiles(name=packaged.name, kind="gguf", path=path)
+        return packaged
     local = _existing_path(model)
     if local is not None:
-        return _local(local)
+        return local
     hub_id = _HUB_ID.fullmatch(model)
     # "models/x.gguf" has the shape of a hub id, but who writes it means a file that is not there.
     if hub_id is not None and (hub_id["file"] or not model.lower().endswith(".gguf")):
-        return _from_hub(hub_id["repo"], hub_id["file"])
-    names = ", ".join(known.name for known in PACKAGED_MODELS)
+        return HubId(hub_id["repo"], hub_id["file"])
+    names = [known.name for known in PACKAGED_MODELS]
     raise ModelError(
-        f"model {model[:200]!r}: no such file or folder, and not a known name ({names}) "
-        "or a hub id (org/name or org/name:FILE.gguf)"
+        f"model {model[:200]!r}: no such file or folder, and not a known name ({', '.join(names)}) "
+        f"or a hub id (org/name or org/name:FILE.gguf){did_you_mean(model, names)}"
     )
+
+
+def resolve(model: str, *, cache_dir: Path) -> ModelFiles:
+    """The files of `model` (see `locate`), assembled under `cache_dir` or fetched from the hub if need be.
+
+    The hub's own cache, token and HF_ENDPOINT apply. Raises ModelError."""
+    place = locate(model)
+    if isinstance(place, PackagedModel):
+        path = assemble(place, cache_dir=cache_dir)
+        return ModelFiles(name=place.name, kind="gguf", path=path)
+    return _from_hub(place.repo, place.file) if isinstance(place, HubId) else _local(place)
 
 
 def _existing_path(model: str) -> Path | None:

@@ -2,11 +2,19 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from legato.config import Settings, fields, load_settings
+from legato.config import (
+    EngineSettings,
+    ModelSettings,
+    ServerSettings,
+    Settings,
+    fields,
+    load_settings,
+)
 from legato.errors import ConfigError
 
 
@@ -41,8 +49,19 @@ def test_sizes_are_read_with_units(text: str, num_bytes: int) -> None:
 @pytest.mark.parametrize(
     ("toml", "message"),
     [
-        ("[engine]\nchunk = 3", r"runtime.toml: engine.chunk: no such setting$"),
-        ("[motor]\nx = 1", r"runtime.toml: motor: no such setting"),
+        ("[engine]\nchunk = 3", r"runtime.toml: engine.chunk: no such setting; did you mean min_chunk\?$"),
+        ("[motor]\nx = 1", r"runtime.toml: motor: no such setting$"),
+        ("[engin]\nx = 1", r"runtime.toml: engin: no such setting; did you mean engine\?$"),
+        (
+            "max_running = 1",
+            r"runtime.toml: max_running: no such setting; it belongs in the table \[engine\]$",
+        ),
+        ("[server]\nmax_running = 1", r"server.max_running: no such setting; .*the table \[engine\]$"),
+        ("[engine]\nmax_num_seqs = 1", r"no such setting; Legato's name for it is engine.max_running$"),
+        ("[server]\nprt = 1", r"server.prt: no such setting; did you mean port\?$"),
+        ("[engine]\npolicy = 'fiar'", r"\(not 'fiar'\); did you mean fair\?$"),
+        ("[engine]\npolicy = 'qwertz'", r"\(not 'qwertz'\)$"),
+        ("engine = 3", r"engine: not a table"),
         (
             "[engine]\nmax_batch_tokens = 0",
             r"engine.max_batch_tokens: .*greater than or equal to 1 \(not 0\)",
@@ -143,3 +162,39 @@ def test_the_schema_describes_the_file() -> None:
     assert engine["max_batch_tokens"]["anyOf"][0]["minimum"] == 1
     assert engine["prefill_chunk"]["description"].startswith("Most tokens of one prompt")
     assert schema["additionalProperties"] is False
+
+
+@pytest.mark.parametrize("name", [name for _, name, _ in fields()])
+def test_every_misspelled_setting_gets_a_suggestion(tmp_path: Path, name: str) -> None:
+    section = next(section for section, known, _ in fields() if known == name)
+    for wrong in (name[:-1], name + "x", name.upper(), name.replace("_", "-")):
+        if wrong == name:
+            continue
+        with pytest.raises(ConfigError, match=r"; did you mean") as caught:
+            load_settings(write(tmp_path, f"[{section}]\n{wrong} = 1"), {})
+        assert caught.value.message.endswith(f"did you mean {name}?"), wrong
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: EngineSettings(max_runing=3),
+            "EngineSettings: max_runing: no such setting; did you mean max_ru",
+        ),
+        (lambda: EngineSettings(max_num_seqs=3), "Legato's name for it is max_running"),
+        (
+            lambda: EngineSettings(max_running="3"),
+            r"EngineSettings: max_running: must be a valid integer \(not '3'\)",
+        ),
+        (lambda: EngineSettings(policy="fiar"), "did you mean fair?"),
+        (lambda: EngineSettings(max_running=9, max_batch_tokens=8), r"max_running \(9\) is above"),
+        (lambda: EngineSettings(3), r"EngineSettings takes settings by name: EngineSettings\(name=value\)"),
+        (lambda: ModelSettings(model=3), r"ModelSettings: model: must be a valid string \(not 3\)"),
+        (lambda: ServerSettings(api_key="sk-1"), r"ServerSettings: api_key: must be a valid tuple$"),
+        (lambda: Settings(engine={"max_runing": 3}), "did you mean max_running?"),
+    ],
+)
+def test_misuse_of_the_classes_is_a_config_error(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()

@@ -5,12 +5,8 @@ table. Precedence, lowest first: default, runtime.toml, environment, flag.
 """
 
 import re
-import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import (
     BaseModel,
@@ -24,6 +20,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
+from legato.config.faults import as_config_error, settings_of
 from legato.errors import ConfigError
 
 SIZE = r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([kmgKMG]i?)?[bB]?\s*"
@@ -52,11 +49,9 @@ Bytes = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Alias:
-    """vLLM's name for the same setting, taken as a flag too."""
-
-    name: str
+def also_spelled(**others: str) -> BeforeValidator:
+    """Other words for values of a setting: vLLM's word -> ours."""
+    return BeforeValidator(lambda value: others.get(value, value) if isinstance(value, str) else value)
 
 
 def in_seconds(milliseconds: float | None) -> float | None:
@@ -64,10 +59,30 @@ def in_seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
 
 
-class Section(BaseModel):
-    """One table of runtime.toml."""
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass as _Checked
+else:
+
+    class _Checked(type(BaseModel)):
+        """Makes what is wrong with a call of a class a `ConfigError`."""
+
+        def __call__(self, *arguments: object, **values: object) -> object:
+            if arguments:
+                raise ConfigError(f"{self.__name__} takes settings by name: {self.__name__}(name=value)")
+            try:
+                return super().__call__(**values)
+            except ValidationError as error:
+                raise as_config_error(error, self.__name__, self) from None
+
+
+class Checked(BaseModel, metaclass=_Checked):
+    """Values that are checked once. What is wrong with them is a `ConfigError`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
+
+
+class Section(Checked):
+    """One table of runtime.toml."""
 
 
 class ModelSettings(Section):
@@ -83,7 +98,7 @@ class ModelSettings(Section):
     chat_template: str | None = Field(
         default=None, description="A built-in name, a .jinja file or a template, instead of the model's own."
     )
-    generation_config: Literal["auto", "none"] = Field(
+    generation_config: Annotated[Literal["auto", "none"], also_spelled(vllm="none")] = Field(
         default="auto",
         description="What a request gets that does not say how to sample. auto: what the model's "
         "generation_config.json says. none: OpenAI's defaults.",
@@ -93,7 +108,9 @@ class ModelSettings(Section):
         ge=1,
         description="Most tokens of prompt and reply. Default: what the model and the cache allow.",
     )
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
+    dtype: Annotated[
+        Literal["auto", "float32", "float16", "bfloat16"], also_spelled(half="float16", float="float32")
+    ] = Field(
         default="auto",
         description="Type of activations. auto: float32 on a CPU, bfloat16 on a GPU.",
     )
@@ -127,7 +144,7 @@ class EngineSettings(Section):
         description="With tpot_target_ms, measure for some seconds at the first start what steps cost. "
         "Without, the steps teach it as they come.",
     )
-    max_batch_tokens: Annotated[int | None, Alias("max_num_batched_tokens")] = Field(
+    max_batch_tokens: int | None = Field(
         default=None,
         ge=1,
         description="Token budget: the most tokens in one step, decodes and prompt chunks together. Default: "
@@ -138,7 +155,7 @@ class EngineSettings(Section):
         ge=0,
         description="Most tokens of one prompt in one step. 0 turns chunking off. Default: fill the budget.",
     )
-    max_running: Annotated[int | None, Alias("max_num_seqs")] = Field(
+    max_running: int | None = Field(
         default=None,
         ge=1,
         description="Most requests that run at once. Default: 64, or max_batch_tokens if that is less.",
@@ -304,12 +321,10 @@ class ServerSettings(Section):
     )
 
 
-class Settings(BaseModel):
+class Settings(Checked):
     """The whole table: one section for each table of runtime.toml."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, hide_input_in_errors=True, title="runtime.toml of Legato"
-    )
+    model_config = ConfigDict(title="runtime.toml of Legato")
 
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()
@@ -318,66 +333,4 @@ class Settings(BaseModel):
 
 def fields() -> Iterator[tuple[str, str, FieldInfo]]:
     """(section, name, field) of every setting. Names are unique over all sections."""
-    for section, info in Settings.model_fields.items():
-        table = info.annotation
-        assert isinstance(table, type)
-        assert issubclass(table, Section)
-        for name, field in table.model_fields.items():
-            yield section, name, field
-
-
-def alias_of(field: FieldInfo) -> str | None:
-    """vLLM's name for the same setting."""
-    return next((entry.name for entry in field.metadata if isinstance(entry, Alias)), None)
-
-
-def _is_secret(field: FieldInfo) -> bool:
-    """Whether a setting's values must not be shown."""
-    return SecretStr in get_args(field.annotation)
-
-
-def load_settings(
-    file: Path | None, overrides: Mapping[str, object], origins: Mapping[str, str] = MappingProxyType({})
-) -> Settings:
-    """Settings from runtime.toml, if given, with `overrides` (name -> value) on top.
-
-    `origins` says of an override where it came from, such as `--port` or `LEGATO_PORT`. Raises `ConfigError`,
-    one line: where the value came from (or the file and the setting), what is allowed, the value.
-    """
-    tables = {} if file is None else _read_toml(file)
-    merged: dict[str, object] = dict(tables)
-    for section, name, _ in fields():
-        table = merged.get(section, {})
-        if name in overrides and isinstance(table, Mapping):
-            merged[section] = {**table, name: overrides[name]}
-    try:
-        return Settings.model_validate(merged)
-    except ValidationError as error:
-        first = error.errors()[0]
-    place = [str(part) for part in first["loc"]]
-    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    value = first["input"]
-    hidden = {name for _, name, field in fields() if _is_secret(field)}
-    given = "" if isinstance(value, Mapping) or hidden & set(place) else f" (not {value!r:.100})"
-    if first["type"] == "extra_forbidden":
-        message, given = "no such setting", ""
-    elif first["type"] == "model_type":
-        message = "not a table"
-    # A fault of settings that do not go together stands at their table, and its message has their names.
-    named = set(place[1:] or re.findall(r"\w+", message))
-    at_fault = [
-        origins.get(name, f"{section}.{name}")
-        for section, name, _ in fields()
-        if name in named and name in overrides
-    ]
-    where = ", ".join(at_fault) or f"{file or 'settings'}: {'.'.join(place)}"
-    raise ConfigError(f"{where}: {message}{given}", param=place[:2][-1])
-
-
-def _read_toml(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read ({error.strerror})") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: not valid TOML ({error})") from error
+    return settings_of(Settings)

@@ -1,0 +1,44 @@
+"""Settings from their sources, with errors that name the source, the limits and the value."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import ValidationError
+
+from legato.config.faults import as_config_error
+from legato.config.settings import Settings, fields
+from legato.errors import ConfigError
+
+
+def load_settings(
+    file: Path | None, overrides: Mapping[str, object], origins: Mapping[str, str] = MappingProxyType({})
+) -> Settings:
+    """Settings from runtime.toml, if given, with `overrides` (name -> value) on top.
+
+    `origins` says of an override where it came from, such as `--port` or `LEGATO_PORT`. Raises `ConfigError`,
+    one line: where the value came from (or the file and the setting), what is allowed, the value.
+    """
+    tables = {} if file is None else _read_toml(file)
+    merged: dict[str, object] = dict(tables)
+    for section, name, _ in fields():
+        table = merged.get(section, {})
+        if name in overrides and isinstance(table, Mapping):
+            merged[section] = {**table, name: overrides[name]}
+    sources = {name: origins.get(name, f"{section}.{name}") for section, name, _ in fields()}
+    given = {name: sources[name] for name in overrides if name in sources}
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        raise as_config_error(error, str(file or "settings"), Settings, given) from None
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror})") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not valid TOML ({error})") from error

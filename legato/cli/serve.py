@@ -1,6 +1,5 @@
 """`legato serve`: load a model, or something that takes its time, listen, say that it is ready."""
 
-import asyncio
 import gc
 import logging
 import platform
@@ -24,10 +23,12 @@ from legato.metrics.prometheus import CONTENT_TYPE, Metrics
 from legato.metrics.target_log import TargetLog
 from legato.metrics.throughput import ThroughputLog
 from legato.metrics.timeline import Targets
+from legato.server.event_loop import Turns, run
 from legato.server.guards import ApiKeys
 from legato.server.lobby import lobby
 from legato.server.run import bind, serve
 from legato.server.service import Limits, Service
+from legato.server.shutdown import leave
 from legato.server.unknown_fields import UnknownFields
 from legato.text.chat import ChatTemplate
 from legato.text.grammar import Grammars
@@ -57,7 +58,8 @@ class Served(Protocol):
 
 
 def serve_model(settings: Settings, *, simulate: str | None = None, noise: bool = True) -> None:
-    """Runs until SIGTERM or SIGINT. The last line of the start-up goes to standard output.
+    """Runs until a signal ends it, and the process with it. The last line of the start-up goes to standard
+    output.
 
     `simulate` names the costs of steps: no model is loaded then.
     """
@@ -78,10 +80,11 @@ def serve_model(settings: Settings, *, simulate: str | None = None, noise: bool 
     # What the start has made stays for good: the collector need not look through it in the middle of a step.
     gc.collect()
     gc.freeze()
+    turns = Turns()
     with ExitStack() as stack:
         if journal is not None:
             served.engine.observe(stack.enter_context(closing(journal)))
-        asyncio.run(
+        run(
             serve(
                 service,
                 listener,
@@ -90,8 +93,10 @@ def serve_model(settings: Settings, *, simulate: str | None = None, noise: bool 
                 keep_alive=server.timeout_keep_alive,
                 send_timeout=server.send_timeout,
                 receive_timeout=server.receive_timeout,
-            )
+            ),
+            turns,
         )
+    leave()
 
 
 def _load(settings: Settings, progress: Callable[[str], None]) -> Served:

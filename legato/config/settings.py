@@ -286,7 +286,10 @@ class ServerSettings(Section):
         description="Seconds of silence after which a stream sends a comment, to stay open. 0: never.",
     )
     shutdown_timeout: float = Field(
-        default=30.0, ge=0, description="Seconds that running replies get to end after SIGTERM."
+        default=30.0,
+        ge=0,
+        description="Seconds from SIGTERM to the end of the process, at least 1. Running replies get "
+        "nine tenths of it to finish.",
     )
     send_timeout: float = Field(
         default=60.0,

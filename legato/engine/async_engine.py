@@ -131,6 +131,11 @@ class AsyncEngine:
         if self._loop.alive:
             logger.warning("the engine still runs after %g s; leaving it\n%s", patience_s, self.place)
 
+    def end_streams(self) -> None:
+        """Tell every reply in the making that it is aborted, whether or not the engine gets to it. After
+        `stop`."""
+        self._dispatch(tuple(FinishEvent(request_id, FinishReason.ABORT) for request_id in self._streams))
+
     async def drain(self) -> None:
         """Wait until no request is left."""
         await self._idle.wait()

@@ -12,8 +12,10 @@ import asyncio
 import json
 import socket
 import struct
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
+from heapq import nsmallest
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +27,8 @@ from legato.server.failures import error_body
 
 MAX_HEAD_BYTES = 65_536
 """Request line and headers, or what follows a body."""
+CLOSED_AT_ONCE = 16
+"""Idle connections that make room for new ones."""
 
 
 class Connection(HttpToolsProtocol):
@@ -41,6 +45,13 @@ class Connection(HttpToolsProtocol):
         self._ended = False
         """Whether all that still comes is dropped."""
         self._stalled: asyncio.TimerHandle | None = None
+
+    @property
+    def idle_until(self) -> float | None:
+        """When it is closed if nothing comes, on the event loop's clock; None while something is received or
+        answered."""
+        timer = self.timeout_keep_alive_task
+        return None if timer is None or self._receiving is not None else timer.when()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -182,3 +193,13 @@ class Connection(HttpToolsProtocol):
             connection = self.transport.get_extra_info("socket")
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.transport.abort()
+
+
+def close_idle(connections: Iterable[Connection]) -> int:
+    """Close the connections that have been idle for longest, some at most; how many were closed. Clients
+    have to expect that of any connection, and ask again on a new one (RFC 9112, 9.3.1)."""
+    idle = [(until, id(each), each) for each in connections if (until := each.idle_until) is not None]
+    longest = nsmallest(CLOSED_AT_ONCE, idle)
+    for _, _, connection in longest:
+        connection.transport.close()
+    return len(longest)

@@ -6,9 +6,7 @@ the engine stops; then the connections close.
 
 import asyncio
 import logging
-import signal
 import socket
-import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -17,10 +15,12 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from legato.errors import ConfigError
+from legato.server.accept import Acceptor, max_connections, raise_descriptor_limit
 from legato.server.app import create_app
-from legato.server.connection import Connection
+from legato.server.connection import Connection, close_idle
 from legato.server.failures import log_unhandled
 from legato.server.service import Service
+from legato.server.shutdown import Schedule, Shutdown, signals
 
 logger = logging.getLogger(__name__)
 
@@ -29,23 +29,7 @@ KEEP_ALIVE_S = 75.0
 SEND_S = 60.0
 RECEIVE_S = 120.0
 WATCH_S = 1.0
-STEP_S = 60.0
-"""How long the end waits for the step in flight."""
 BACKLOG = 2048
-FLUSH_S = 5
-"""For answers that are complete and not yet read, after the engine stopped."""
-
-
-class Shutdown:
-    """The wish to stop. Asked once: let running replies finish. Asked again: at once."""
-
-    def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.urgent = asyncio.Event()
-
-    def ask(self) -> None:
-        """Call it in the event loop's thread."""
-        (self.urgent if self.asked.is_set() else self.asked).set()
 
 
 async def serve(
@@ -59,12 +43,13 @@ async def serve(
     send_timeout: float = SEND_S,
     receive_timeout: float = RECEIVE_S,
 ) -> None:
-    """Serve on `listener` (see `bind`) until SIGTERM, SIGINT or `shutdown`; then return.
+    """Serve on `listener` (see `bind`) until a signal or `shutdown`; then return.
 
-    `on_ready` gets one line with the address once requests are answered. Running replies get
-    `shutdown_timeout` seconds to finish; idle connections stay open for `keep_alive` seconds; a client that
-    takes nothing sent to it for `send_timeout` seconds is dropped, and one that takes more than
-    `receive_timeout` seconds to send a request. Raises `ConfigError` if someone else listens there by now.
+    `on_ready` gets one line with the address once requests are answered. The whole end takes at most
+    `shutdown_timeout` seconds, most of which running replies get to finish; idle connections stay open for
+    `keep_alive` seconds; a client that takes nothing sent to it for `send_timeout` seconds is dropped, and
+    one that takes more than `receive_timeout` seconds to send a request. Raises `ConfigError` if someone else
+    listens there by now.
     """
     with naming(*listener.getsockname()[:2]):
         listener.listen(BACKLOG)
@@ -76,12 +61,12 @@ async def serve(
         keep_alive=keep_alive,
         send_timeout=send_timeout,
         receive_timeout=receive_timeout,
-        flush=FLUSH_S,
+        flush=Schedule(shutdown_timeout).flush,
     )
     server = _Server(config, lambda: on_ready(f"Legato is ready on http://{address}"))
     await service.engine.start()
     service.readiness.ready()
-    with _signals(shutdown.ask):
+    with signals(shutdown, shutdown_timeout):
         ending = asyncio.create_task(_end(service, shutdown, shutdown_timeout, server))
         watching = asyncio.create_task(_watch(service))
         try:
@@ -95,7 +80,7 @@ async def serve(
 def http_config(
     app: ASGIApp,
     *,
-    flush: int,
+    flush: float,
     keep_alive: float = KEEP_ALIVE_S,
     send_timeout: float = SEND_S,
     receive_timeout: float = RECEIVE_S,
@@ -110,21 +95,23 @@ def http_config(
         ws="none",
         server_header=False,
         timeout_keep_alive=keep_alive,  # type: ignore[arg-type]
-        timeout_graceful_shutdown=flush,
+        timeout_graceful_shutdown=flush,  # type: ignore[arg-type]
     )
 
 
 async def _end(service: Service, shutdown: Shutdown, timeout: float, server: "_Server") -> None:
     await shutdown.asked.wait()
+    schedule = Schedule(timeout)
     service.readiness.drain()
     if service.engine.num_streams:
         logger.info(
             "stopping: %d replies get %g s to finish; ask again to stop at once",
             service.engine.num_streams,
-            timeout,
+            schedule.replies,
         )
-    await _unless(shutdown.urgent, service.engine.drain(), timeout)
-    await _unless(shutdown.urgent, service.engine.stop(STEP_S), STEP_S)
+    await _unless(shutdown.urgent, service.engine.drain(), schedule.replies)
+    await _unless(shutdown.urgent, service.engine.stop(schedule.step), schedule.step)
+    service.engine.end_streams()
     server.should_exit = True
 
 
@@ -150,14 +137,32 @@ async def _unless(urgent: asyncio.Event, work: Coroutine[None, None, None], time
 
 
 class Silent(uvicorn.Server):
-    """uvicorn without its own signal handling, which refuses connections before the replies are done."""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().set_exception_handler(log_unhandled)
-        await super().startup(sockets)
+    """uvicorn without its own signal handling, which refuses connections before the replies are done, and
+    without asyncio's accept loop."""
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(log_unhandled)
+        await self.lifespan.startup()
+        connection: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        new_protocol = partial(
+            connection, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        most = max_connections(raise_descriptor_limit())
+        connections = self.server_state.connections
+        self.servers = [
+            Acceptor(  # type: ignore[misc]
+                listener,
+                new_protocol,
+                num_connections=lambda: len(connections),
+                make_room=lambda: close_idle(connections),  # type: ignore[arg-type]
+                max_connections=most,
+            )
+            for listener in sockets or ()
+        ]
+        self.started = True
 
 
 class _Server(Silent):
@@ -199,20 +204,3 @@ def naming(host: str, port: int) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(f"cannot listen on {host} port {port}: {reason}", param="port") from None
-
-
-@contextmanager
-def _signals(ask: Callable[[], None]) -> Iterator[None]:
-    """Call `ask` for SIGTERM and SIGINT. Only a main thread can; elsewhere this does nothing."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    kinds = (signal.SIGTERM, signal.SIGINT)
-    for kind in kinds:
-        loop.add_signal_handler(kind, ask)
-    try:
-        yield
-    finally:
-        for kind in kinds:
-            loop.remove_signal_handler(kind)

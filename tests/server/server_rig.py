@@ -23,8 +23,10 @@ from legato.engine.engine import Engine
 from legato.engine.fake import FakeRunner, next_token
 from legato.metrics.prometheus import CONTENT_TYPE, Metrics
 from legato.server.app import create_app
-from legato.server.run import Shutdown, bind, serve
+from legato.server.event_loop import Turns, run
+from legato.server.run import bind, serve
 from legato.server.service import Service
+from legato.server.shutdown import Shutdown
 from legato.text.chat import ChatTemplate
 from legato.text.fake import FakeTokenizer
 from legato.text.grammar import Grammars
@@ -204,6 +206,7 @@ class RunningServer:
         self.service = service
         self.scheduler = service.engine.engine.scheduler
         self.lines: list[str] = []
+        self.turns = Turns()
         self._timeouts = {"shutdown_timeout": shutdown_timeout, **timeouts}
         self._listener = listener or bind("127.0.0.1", 0)
         self._ready = threading.Event()
@@ -241,7 +244,7 @@ class RunningServer:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._serve())
+            run(self._serve(), self.turns)
         except BaseException as error:
             self._failure = error
             self._ready.set()

@@ -1,0 +1,69 @@
+"""The server's event loop: one turn serves only so many sockets, and the length of turns is measured.
+
+A turn is what the loop does between two looks at its sockets. No stream gets a token while a turn lasts, so
+the length of the longest turn is the longest delay that the event loop itself adds to a token.
+"""
+
+import asyncio
+import selectors
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+MAX_SOCKETS = 16
+"""Sockets that one turn serves. A request costs about a millisecond from its bytes to its place in the queue,
+so 2,000 requests that come at once would otherwise be one turn of two seconds."""
+
+
+class Turns:
+    """How long turns took, in seconds. Written by the event loop's thread, read by any."""
+
+    __slots__ = ("busy", "longest")
+
+    def __init__(self) -> None:
+        self.busy = 0.0
+        """All turns together."""
+        self.longest = 0.0
+
+    def note(self, seconds: float) -> None:
+        """A turn ended that took `seconds`."""
+        self.busy += seconds
+        if seconds > self.longest:
+            self.longest = seconds
+
+
+Ready = list[tuple[selectors.SelectorKey, int]]
+
+
+class TurnSelector(selectors.DefaultSelector):
+    """Tells `turns` the time between two calls of `select`, and limits what a call returns."""
+
+    def __init__(self, turns: Turns) -> None:
+        super().__init__()
+        self._turns = turns
+        self._began: float | None = None
+        self._first = 0
+
+    def select(self, timeout: float | None = None) -> Ready:
+        if self._began is not None:
+            self._turns.note(time.monotonic() - self._began)
+        ready = super().select(timeout)
+        if len(ready) > MAX_SOCKETS:
+            # The sockets that are left out are still ready at the next call. The start moves on, so that a
+            # socket which is always ready cannot keep the others out.
+            self._first = (self._first + MAX_SOCKETS) % len(ready)
+            ready = (ready[self._first :] + ready[: self._first])[:MAX_SOCKETS]
+        self._began = time.monotonic()
+        return ready
+
+
+def run(main: Coroutine[Any, Any, T], turns: Turns) -> T:
+    """`asyncio.run` with an event loop that tells `turns` how long its turns take."""
+
+    def new_loop() -> asyncio.AbstractEventLoop:
+        return asyncio.SelectorEventLoop(TurnSelector(turns))
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        return runner.run(main)

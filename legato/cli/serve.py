@@ -1,13 +1,17 @@
 """`legato serve`: load a model, or something that takes its time, listen, say that it is ready."""
 
 import gc
+import ipaddress
 import logging
 import platform
+import socket
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
+
+from rich.console import Console
 
 from legato import __version__
 from legato.cli.interrupts import importing
@@ -26,9 +30,10 @@ from legato.metrics.timeline import Targets
 from legato.server.event_loop import Turns, run
 from legato.server.guards import ApiKeys
 from legato.server.lobby import lobby
-from legato.server.run import bind, serve
+from legato.server.run import BACKLOG, bind, serve, url_of
 from legato.server.service import Limits, Service
 from legato.server.shutdown import leave
+from legato.server.unix_socket import bind_unix, remove_unix
 from legato.server.unknown_fields import UnknownFields
 from legato.text.chat import ChatTemplate
 from legato.text.grammar import Grammars
@@ -67,7 +72,21 @@ def serve_model(settings: Settings, *, simulate: str | None = None, noise: bool 
     # All three before the model: what cannot be used should not cost its loading time.
     keys = _api_keys(server)
     configure(server)
-    listener = bind(server.host, server.port)
+    with _listening(server) as listener:
+        if not keys and not _is_private(listener):
+            _warn_in_red(
+                f"{url_of(listener)} can be reached from other machines, and no API key guards it: "
+                "set --api-key-file or LEGATO_API_KEY, or --host 127.0.0.1",
+                server,
+            )
+        _serve_on(listener, settings, keys, simulate, noise)
+    leave()
+
+
+def _serve_on(
+    listener: socket.socket, settings: Settings, keys: ApiKeys, simulate: str | None, noise: bool
+) -> None:
+    server = settings.server
     journal = None if server.journal is None else JournalFile(Path(server.journal))
     with lobby(listener), stages() if server.log_format == "text" else nullcontext(logger.info) as progress:
         served = _load(settings, progress) if simulate is None else _stand_in(settings, simulate, noise)
@@ -96,7 +115,39 @@ def serve_model(settings: Settings, *, simulate: str | None = None, noise: bool 
             ),
             turns,
         )
-    leave()
+
+
+@contextmanager
+def _listening(server: ServerSettings) -> Iterator[socket.socket]:
+    """The socket that the settings ask for. A Unix socket's file is removed at the end."""
+    if server.uds is None:
+        with bind(server.host, server.port) as listener:
+            yield listener
+        return
+    path = Path(server.uds).absolute()
+    listener = bind_unix(path, mode=int(server.uds_mode, 8), backlog=BACKLOG)
+    inode = path.stat().st_ino
+    try:
+        yield listener
+    finally:
+        remove_unix(listener, path, inode)
+
+
+def _is_private(listener: socket.socket) -> bool:
+    """Whether only this machine can connect."""
+    if listener.family == socket.AF_UNIX:
+        return True
+    return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def _warn_in_red(line: str, server: ServerSettings) -> None:
+    """A warning that nobody overlooks on a terminal."""
+    if server.log_format == "json":
+        logger.warning(line)
+    else:
+        Console(stderr=True).print(
+            f"warning: {line}", style="bold red", markup=False, highlight=False, soft_wrap=True
+        )
 
 
 def _load(settings: Settings, progress: Callable[[str], None]) -> Served:

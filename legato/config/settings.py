@@ -191,9 +191,7 @@ class EngineSettings(Section):
         "memory that weights and intermediate results leave (0.9 on a GPU).",
     )
     device: str = Field(
-        default="auto",
-        description="auto, cpu, cuda or cuda:N. auto is the CPU: CUDA was never tried and is taken only by "
-        "name.",
+        default="auto", description="auto (the CPU), cpu, cuda or cuda:N. CUDA was never tried."
     )
     threads: int | None = Field(
         default=None,
@@ -239,8 +237,16 @@ class EngineSettings(Section):
 class ServerSettings(Section):
     """The HTTP side."""
 
-    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    host: str = Field(
+        default="127.0.0.1",
+        description="Address to listen on. 0.0.0.0 is every interface: set an api_key then.",
+    )
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+    uds: str | None = Field(
+        default=None,
+        description="Unix socket to listen on, instead of host and port. A stale one is replaced.",
+    )
+    uds_mode: str = Field(default="600", pattern="^0?[0-7]{3}$", description="Its file mode, in octal.")
     api_key: tuple[SecretStr, ...] = Field(
         default=(),
         strict=False,
@@ -322,6 +328,14 @@ class ServerSettings(Section):
     log_format: Literal["text", "json"] = Field(
         default="text", description="json: one object a line, for everything that is logged."
     )
+
+    @model_validator(mode="after")
+    def _where(self) -> "ServerSettings":
+        if not self.host.strip():
+            raise ValueError("host must name an address, such as 127.0.0.1, or 0.0.0.0 for every interface")
+        if self.uds is not None and self.model_fields_set & {"host", "port"}:
+            raise ValueError("uds stands for host and port; give one of them")
+        return self
 
 
 class Settings(Checked):

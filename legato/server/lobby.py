@@ -15,15 +15,14 @@ from starlette.types import Receive, Scope, Send
 from legato.errors import UnavailableError
 from legato.server.entrance import Entrance
 from legato.server.failures import error_response
-from legato.server.run import BACKLOG, Silent, http_config, naming
+from legato.server.run import Silent, http_config, listen
 
 
 @contextmanager
 def lobby(listener: socket.socket) -> Iterator[None]:
     """Answer on `listener` (see `bind`) until the block is left. Raises `ConfigError` if someone else listens
     there by now."""
-    with naming(*listener.getsockname()[:2]):
-        listener.listen(BACKLOG)
+    listen(listener)
     server = Silent(http_config(Entrance(_loading, access_log=False), flush=1))
     shared = listener.dup()  # uvicorn closes what it is given
     thread = threading.Thread(

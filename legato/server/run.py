@@ -5,6 +5,7 @@ the engine stops; then the connections close.
 """
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import Callable, Coroutine, Iterator
@@ -51,11 +52,8 @@ async def serve(
     one that takes more than `receive_timeout` seconds to send a request. Raises `ConfigError` if someone else
     listens there by now.
     """
-    with naming(*listener.getsockname()[:2]):
-        listener.listen(BACKLOG)
+    listen(listener)
     shutdown = shutdown or Shutdown()
-    host, port = listener.getsockname()[:2]
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     config = http_config(
         create_app(service),
         keep_alive=keep_alive,
@@ -63,7 +61,7 @@ async def serve(
         receive_timeout=receive_timeout,
         flush=Schedule(shutdown_timeout).flush,
     )
-    server = _Server(config, lambda: on_ready(f"Legato is ready on http://{address}"))
+    server = _Server(config, lambda: on_ready(f"Legato is ready on {url_of(listener)}"))
     await service.engine.start()
     service.readiness.ready()
     with signals(shutdown, shutdown_timeout):
@@ -187,7 +185,7 @@ def bind(host: str, port: int) -> socket.socket:
     # it a chunk on a reused connection waits 40 ms for the client's acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        with naming(host, port):
+        with _naming(host, port):
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
     except ConfigError:
@@ -196,11 +194,30 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def listen(listener: socket.socket) -> None:
+    """Let clients connect. Raises `ConfigError` if someone else listens there by now."""
+    if listener.family == socket.AF_UNIX:
+        return  # it does, from its creation on
+    with _naming(*listener.getsockname()[:2]):
+        listener.listen(BACKLOG)
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where clients find a server that listens there."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 @contextmanager
-def naming(host: str, port: int) -> Iterator[None]:
-    """An address that cannot be used is a `ConfigError` that names it."""
+def _naming(host: str, port: int) -> Iterator[None]:
+    """An address that cannot be used is a `ConfigError` that names it, and the setting that is wrong."""
     try:
         yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(f"cannot listen on {host} port {port}: {reason}", param="port") from None
+    except (OSError, ValueError, TypeError) as error:  # the last two: a name that no host can have
+        reason = getattr(error, "strerror", None) or error
+        of_port = getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES)
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {reason}", param="port" if of_port else "host"
+        ) from None

@@ -217,7 +217,7 @@ class RunningServer:
         if self._failure is not None:
             raise self._failure
         self.url = self.lines[0].rpartition(" ")[2]
-        self.port = int(self.url.rpartition(":")[2])
+        self.port = 0 if self.url.startswith("unix:") else int(self.url.rpartition(":")[2])
 
     def ask_to_stop(self) -> None:
         """What SIGTERM does."""

@@ -35,20 +35,27 @@ def test_one_line_tells_the_address_once_requests_are_answered(start_server: Sta
 
 
 @pytest.mark.parametrize(
-    ("host", "port", "hint"),
+    ("host", "port", "hint", "param"),
     [
-        ("127.0.0.1", None, "in use"),
-        ("127.0.0.1", 70_000, "65535"),
-        ("no.such.host.invalid", 0, "cannot listen"),
+        ("127.0.0.1", None, "in use", "port"),
+        ("127.0.0.1", 70_000, "65535", "port"),
+        ("no.such.host.invalid", 0, "cannot listen", "host"),
+        ("192.0.2.7", 0, "cannot listen", "host"),
+        ("x" * 70, 0, "cannot listen", "host"),
+        ("a\0b", 0, "cannot listen", "host"),
+        ("::zz", 0, "cannot listen", "host"),
     ],
-    ids=["in use", "no port", "no host"],
+    ids=["in use", "no port", "no host", "not ours", "too long", "zero byte", "no IPv6"],
 )
-def test_an_address_that_cannot_be_used_is_one_line(host: str, port: int | None, hint: str) -> None:
+def test_an_address_that_cannot_be_used_is_one_line(
+    host: str, port: int | None, hint: str, param: str
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
         with pytest.raises(ConfigError, match=hint) as caught:
             bind(host, taken if port is None else port)
     assert "\n" not in caught.value.message
+    assert caught.value.param == param
 
 
 def test_a_listener_says_tcp_so_that_chunks_do_not_wait_for_acknowledgements(

@@ -98,6 +98,11 @@ class ModelSettings(Section):
     chat_template: str | None = Field(
         default=None, description="A built-in name, a .jinja file or a template, instead of the model's own."
     )
+    trust_special_tokens: bool = Field(
+        default=False,
+        description="Let the names of control tokens in a chat's messages and tools become those tokens. "
+        "Without, only the chat template writes control tokens; elsewhere their names are ordinary text.",
+    )
     generation_config: Annotated[Literal["auto", "none"], also_spelled(vllm="none")] = Field(
         default="auto",
         description="What a request gets that does not say how to sample. auto: what the model's "

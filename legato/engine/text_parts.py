@@ -38,6 +38,8 @@ def load_text(model: ModelSettings, opened: OpenedModel, path: Path, *, for_chat
             "`legato generate`, or a model made for it: qwen2.5-coder-1.5b-instruct",
             param="chat_template",
         )
+    if chat_template is not None:
+        tokenizer = tokenizer.for_chats(chat_template, trust_special_tokens=model.trust_special_tokens)
     return TextParts(tokenizer, chat_template, _sampling_defaults(model.generation_config, opened, path))
 
 

@@ -22,6 +22,7 @@ from legato.sim.times import StepTimes
 from legato.text.chat import ChatTemplate, load_template
 from legato.text.fake import FakeTokenizer
 from legato.text.sampling_defaults import SamplingDefaults
+from legato.text.tokenizer import Tokenizer
 
 LETTERS = (
     b"eeeeeeeeeeeetttttttttaaaaaaaaooooooooiiiiiiinnnnnnnsssssshhhhhhrrrrrrddddlllcccuuummmwwffggyyppbvk"
@@ -37,7 +38,7 @@ class StandIn:
     """An engine with what a server needs beside it."""
 
     engine: Engine
-    tokenizer: FakeTokenizer
+    tokenizer: Tokenizer
     chat_template: ChatTemplate
     sampling_defaults: SamplingDefaults
     name: str
@@ -67,12 +68,13 @@ def build_stand_in(
         step_seconds=seconds_left,
         choose=_choose,
     )
+    chat_template = ChatTemplate(
+        load_template(model.chat_template or CHAT_FORMAT), bos_token="<bos>", eos_token="<eos>"
+    )
     return StandIn(
         engine=Engine(scheduler, runner, clock=time.monotonic),
-        tokenizer=tokenizer,
-        chat_template=ChatTemplate(
-            load_template(model.chat_template or CHAT_FORMAT), bos_token="<bos>", eos_token="<eos>"
-        ),
+        tokenizer=tokenizer.for_chats(chat_template, trust_special_tokens=model.trust_special_tokens),
+        chat_template=chat_template,
         sampling_defaults=SamplingDefaults(),
         name=model.served_model_name or costs.model,
         source=source,

@@ -16,13 +16,18 @@ from jinja2 import TemplateError, TemplateSyntaxError, meta
 
 from legato.errors import ConfigError, ModelError, RequestError
 from legato.text.json_object import read_json_object, read_small_file
+from legato.text.origins import Origin, Written, joined, runs, with_origin, written
 from legato.text.sandbox import Sandbox
 
 Message = dict[str, object]
 
-_END = "\ufdd0\ufdd1\ufdd0"
-"""Marks where a message's content ends. Noncharacters, which are in no text that is meant for others."""
+_END = written("\ufdd0", Origin.END)
+"""Marks where a message's content ends. It is known by its origin, which no other character has."""
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+"""Templates write these into their markup, as in `'<|' + role + '|>'`."""
 
+_OWN_TEXTS = frozenset({"content", "reasoning_content", "reasoning"})
+"""Of an assistant's message: what the model wrote. Arguments of calls are not among it: they are data."""
 _NO_EXTRA: Final[Mapping[str, object]] = MappingProxyType({})
 
 
@@ -42,8 +47,34 @@ class ChatTemplate:
         except Exception as error:  # what the compiler makes of a strange template is open
             reason = " ".join(str(error).split())[:200]
             raise ModelError(f"chat template: {type(error).__name__}: {reason}") from error
-        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._source = source
+        self._tokens = {
+            "bos_token": written(bos_token, Origin.TEMPLATE),
+            "eos_token": written(eos_token, Origin.TEMPLATE),
+        }
         self._lock = Lock()
+
+    @property
+    def source(self) -> str:
+        return self._source
+
+    @cached_property
+    def turns(self) -> tuple[Written, Written]:
+        """What it writes up to the end of a reply, and from there to the end of the next message. Empty if
+        that cannot be told."""
+        reply = "the reply"
+        messages: list[Message] = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": reply},
+            {"role": "user", "content": "x"},
+        ]
+        nothing = written("", Origin.TEMPLATE)
+        try:
+            prompt = self.render(messages, add_generation_prompt=False)
+        except RequestError:
+            return nothing, nothing
+        end = prompt.rfind(reply) + len(reply)
+        return (prompt[:end], prompt[end:]) if reply in prompt else (nothing, nothing)
 
     @property
     def takes_tools(self) -> bool:
@@ -69,8 +100,8 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         extra: Mapping[str, object] = _NO_EXTRA,
-    ) -> str:
-        """The prompt for `messages` in OpenAI's form.
+    ) -> Written:
+        """The prompt for `messages` in OpenAI's form; it says which parts of it the template wrote.
 
         `extra` holds further variables of the template (`enable_thinking` and the like). RequestError if
         the messages are malformed, the template refuses them, or it has no place for tools.
@@ -87,13 +118,14 @@ class ChatTemplate:
         if tools and not self._takes_tools:
             raise RequestError("this model's chat template has no place for tools", param="tools")
         checked = [self._checked(message, f"messages[{i}]") for i, message in enumerate(messages)]
+        given = [_with_origins(message) for message in checked]
         if continue_final_message:
-            checked[-1]["content"] = f"{checked[-1].get('content') or ''}{_END}"
+            given[-1]["content"] = joined("", [str(given[-1].get("content") or ""), _END])
         variables = {
             **extra,
             **self._tokens,
-            "messages": checked,
-            "tools": list(tools) if tools else None,
+            "messages": given,
+            "tools": with_origin(list(tools), Origin.CLIENT) if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
@@ -117,15 +149,27 @@ class ChatTemplate:
         return checked
 
 
-def _up_to_end(prompt: str) -> str:
+def _with_origins(message: Message) -> Message:
+    """The message with texts that know who wrote them."""
+    role = str(message["role"])
+    own = Origin.ASSISTANT if role == "assistant" else Origin.CLIENT
+    return {
+        key: written(role, Origin.TEMPLATE if role in _ROLES else Origin.CLIENT)
+        if key == "role"
+        else with_origin(value, own if key in _OWN_TEXTS else Origin.CLIENT)
+        for key, value in message.items()
+    }
+
+
+def _up_to_end(prompt: Written) -> Written:
     """What a template wrote before and of a message whose content ends in `_END`."""
-    start, found, _ = prompt.rpartition(_END)
-    if not found or _END in start:
+    ends = [end for run in runs(prompt, Origin.END) for end in range(*run)]
+    if len(ends) != 1:
         raise RequestError(
             "the chat template does not write the last message once, so it cannot be continued",
             param="continue_final_message",
         )
-    return start
+    return prompt[: ends[0]]
 
 
 def _checked(message: object, where: str) -> Message:

@@ -6,19 +6,37 @@ Does not know files, requests or chat messages.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from legato.errors import RequestError
+from legato.text.chat import ChatTemplate
 from legato.text.folder_vocab import vocabulary_from_folder
 from legato.text.gguf_vocab import vocabulary_from_gguf
+from legato.text.isolation import Isolation
+from legato.text.origins import Written
 from legato.text.vocabulary import Vocabulary
 
 
 class Tokenizer:
     """Encodes and decodes with one vocabulary. Stateless: threads may share it."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        isolation: Isolation | None = None,
+        trust_special_tokens: bool = False,
+    ) -> None:
+        """`isolation` is that of a chat template; see `for_chats`."""
         self._vocabulary = vocabulary
+        self._isolation_given = isolation
+        self._trust_special_tokens = trust_special_tokens
+
+    @cached_property
+    def _isolation(self) -> Isolation:
+        return self._isolation_given or Isolation(self._vocabulary)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -62,30 +80,41 @@ class Tokenizer:
         tokens; without it they are ordinary text, which is what text from a stranger should be.
         RequestError for text that is not Unicode (a lone surrogate).
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"the text has a lone surrogate at character {error.start}", param="prompt"
-            ) from None
+        _check_unicode(text, "prompt")
         encoder = self._vocabulary.parsing if parse_special else self._vocabulary.plain
         # `encode` holds the interpreter lock all through, a batch of one does not: a long prompt must not
         # stop the other threads.
         ids: list[int] = encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        if not add_special_tokens:
-            return ids
-        prefix, suffix = list(self._vocabulary.prefix), list(self._vocabulary.suffix)
-        if ids[: len(prefix)] == prefix:
-            prefix = []
-        return [*prefix, *ids, *suffix]
+        return self._framed(ids) if add_special_tokens else ids
 
     def encode_chat(self, prompt: str, *, add_special_tokens: bool = False) -> list[int]:
         """The ids of a prompt that a chat template made.
 
+        Only what the template wrote itself becomes control tokens, unless `trust_special_tokens` was asked
+        for. A `str` that no template made is trusted as a whole.
+
         A template writes every special token that it wants, BOS too, so as a rule none is added here: the
         prompt has one BOS if the template has one, otherwise none.
         """
-        return self.encode(prompt, add_special_tokens=add_special_tokens, parse_special=True)
+        if self._trust_special_tokens or not isinstance(prompt, Written):
+            return self.encode(prompt, add_special_tokens=add_special_tokens, parse_special=True)
+        _check_unicode(prompt, "messages")
+        ids = self._isolation.encode(prompt)
+        return self._framed(ids) if add_special_tokens else ids
+
+    def for_chats(self, template: ChatTemplate, *, trust_special_tokens: bool = False) -> "Tokenizer":
+        """A tokenizer for the prompts of a chat template: what ends a turn there also ends a reply.
+
+        With `trust_special_tokens` the names of special tokens in messages become those tokens.
+        """
+        before, after = template.turns
+        isolation = Isolation(self._vocabulary, template=template.source, turns=before + after)
+        vocabulary = self._vocabulary
+        end = isolation.first_control(after)
+        if end is not None and end != self.bos_id:
+            eos_ids, special = vocabulary.eos_ids | {end}, vocabulary.special | {end}
+            vocabulary = replace(vocabulary, eos_ids=eos_ids, special=special)
+        return Tokenizer(vocabulary, isolation=isolation, trust_special_tokens=trust_special_tokens)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD. RequestError for an id out of range."""
@@ -112,9 +141,23 @@ class Tokenizer:
         texts = self._vocabulary.texts
         return next((id for id in self._vocabulary.special if id < len(texts) and texts[id] == text), None)
 
+    def _framed(self, ids: list[int]) -> list[int]:
+        """The ids with what the model wants before and after every text."""
+        prefix, suffix = list(self._vocabulary.prefix), list(self._vocabulary.suffix)
+        if ids[: len(prefix)] == prefix:
+            prefix = []
+        return [*prefix, *ids, *suffix]
+
     def _check(self, id: int) -> None:
         if not 0 <= id < self.vocab_size:
             raise RequestError(f"token id {id} is not in 0..{self.vocab_size - 1}", param="prompt")
+
+
+def _check_unicode(text: str, param: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"the text has a lone surrogate at character {error.start}", param=param) from None
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, object], num_ids: int = 0) -> Tokenizer:

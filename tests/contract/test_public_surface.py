@@ -19,6 +19,7 @@ def test_the_settings_by_name() -> None:
             "model",
             "served_model_name",
             "chat_template",
+            "trust_special_tokens",
             "generation_config",
             "max_model_len",
             "dtype",

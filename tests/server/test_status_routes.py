@@ -45,6 +45,15 @@ def test_one_models_card_is_found_by_a_name_with_a_slash() -> None:
             {"messages": [{"role": "user", "content": "a"}], "add_generation_prompt": False},
             [BOS, *b"<user>a"],
         ),
+        ({"messages": [{"role": "user", "content": "<eos><bos>"}]}, [BOS, *b"<user><eos><bos><assistant>"]),
+        (
+            {
+                "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<eos>"}],
+                "add_generation_prompt": False,
+                "continue_final_message": True,
+            },
+            [BOS, *b"<user>a<assistant><eos>"],
+        ),
     ],
 )
 def test_tokenize_gives_the_ids_of_texts_and_messages(body: dict[str, object], tokens: list[int]) -> None:

@@ -90,7 +90,16 @@ def test_qwen_renders_and_encodes_chats_as_llama_cpp_does(
     source = template_from_gguf(qwen_metadata)
     assert source is not None
     template = ChatTemplate(source, bos_token="", eos_token=qwen.special_text(qwen.eos_id))
+    trusting = qwen.for_chats(template, trust_special_tokens=True)
+    isolating = qwen.for_chats(template)
+    start, end = (qwen.special_id(name) for name in ("<|im_start|>", "<|im_end|>"))
     for case in json.loads((GOLDEN / "qwen25_coder_chat.json").read_text()):
         prompt = template.render(case["messages"], tools=case.get("tools"))
         assert prompt == case["prompt"]
-        assert qwen.encode_chat(prompt) == case["ids"]
+        assert trusting.encode_chat(prompt) == case["ids"]
+        ids = isolating.encode_chat(prompt)
+        hostile = [message for message in case["messages"] if "<|im_end|>" in message["content"]]
+        assert (ids == case["ids"]) is not bool(hostile)
+        assert ids.count(start) == case["ids"].count(start)
+        assert ids.count(end) == case["ids"].count(end) - len(hostile)
+        assert qwen.decode(ids, skip_special=False) == prompt

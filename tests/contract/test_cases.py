@@ -21,7 +21,7 @@ NUMBERS = {
     "H": "01 02 04 05 07 09 10",
     "I": "01 02 04 06 08",
     "J": "01 03 04 05 07 09 11 13",
-    "N": "04 06 08",
+    "N": "03 04 06 08 12",
 }
 CASES = {f"{kind}-{number}" for kind, numbers in NUMBERS.items() for number in numbers.split()}
 

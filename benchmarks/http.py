@@ -150,7 +150,6 @@ async def serve_fake(step_seconds: float, streams: int, report: Path) -> None:
         grammars=Grammars(FakeTokenizer(), ASCII),
         chat_template=ChatTemplate(TEMPLATE, bos_token="", eos_token=""),
         model_name="fake",
-        model_root="",
         max_model_len=MAX_LEN,
         vocab_size=ASCII,
         metrics_text=lambda: (metrics.render(), CONTENT_TYPE),

@@ -8,6 +8,8 @@
     │   ├── BodyTooLargeError      its body has more bytes than are read              413
     │   ├── ConstraintError        its grammar cannot be followed any further         400
     │   ├── ContextLengthError     it can never fit, whatever the load                400
+    │   ├── ForbiddenError         another machine's web page may have sent it        403
+    │   ├── MediaTypeError         its body is in an encoding that is not read        415
     │   └── NotFoundError          no such model or route                             404
     ├── QueueFullError         as many requests wait as may                           429
     ├── UnavailableError       loading, draining or shut down; a helper was killed    503
@@ -76,6 +78,24 @@ class ContextLengthError(RequestError):
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message, param=param, code="context_length_exceeded")
+
+
+class ForbiddenError(RequestError):
+    """A web page of another machine may have sent the request."""
+
+    status = 403
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="forbidden")
+
+
+class MediaTypeError(RequestError):
+    """The request's body is in an encoding that the server does not read."""
+
+    status = 415
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="unsupported_media_type")
 
 
 class NotFoundError(RequestError):

@@ -30,6 +30,7 @@ from legato.metrics.timeline import Targets
 from legato.server.event_loop import Turns, run
 from legato.server.guards import ApiKeys
 from legato.server.lobby import lobby
+from legato.server.own_machine import is_loopback
 from legato.server.run import BACKLOG, bind, serve, url_of
 from legato.server.service import Limits, Service
 from legato.server.shutdown import leave
@@ -217,7 +218,6 @@ def _service(served: Served, settings: Settings, keys: ApiKeys) -> Service:
         engine=engine,
         chat_template=served.chat_template,
         model_name=served.name,
-        model_root=str(served.source),
         max_model_len=config.max_model_len,
         keep_alive=settings.server.sse_keep_alive,
         sampling_defaults=served.sampling_defaults,
@@ -235,6 +235,8 @@ def _service(served: Served, settings: Settings, keys: ApiKeys) -> Service:
         ),
         keys=keys,
         allowed_origins=server.allowed_origins,
+        allowed_hosts=server.allowed_hosts,
+        own_machine_only=not keys and server.uds is None and is_loopback(server.host),
         access_log=server.access_log,
         log_prompts=server.log_prompts,
         unknown_fields=UnknownFields(ignore=server.unknown_fields == "ignore"),

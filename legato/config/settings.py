@@ -264,6 +264,12 @@ class ServerSettings(Section):
         strict=False,
         description="Web pages that browsers let use this server (CORS), such as https://example.org, or *.",
     )
+    allowed_hosts: tuple[str, ...] = Field(
+        default=(),
+        strict=False,
+        description="Further names of this server, such as that of a proxy before it, or *. Without a key on "
+        "a loopback address, requests to other public names are refused.",
+    )
     max_waiting: int = Field(
         default=2048,
         ge=1,

@@ -4,6 +4,7 @@ from functools import cache
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 
 from legato.server import failures
 from legato.server.chat import chat_routes
@@ -13,6 +14,7 @@ from legato.server.guards import BodyLimit, KeyGuard
 from legato.server.models import model_routes
 from legato.server.notices import HEADER as NOTICE
 from legato.server.openapi import page
+from legato.server.own_machine import OwnMachineGuard
 from legato.server.service import Service
 from legato.server.status import status_routes
 from legato.server.tokens import token_routes
@@ -37,8 +39,15 @@ def create_app(service: Service) -> FastAPI:
             allow_headers=("*",),
             expose_headers=(HEADER, NOTICE, "Retry-After"),
         )
+    if service.own_machine_only:
+        app.add_middleware(
+            OwnMachineGuard, allowed_hosts=service.allowed_hosts, allowed_origins=service.allowed_origins
+        )
     app.add_middleware(Entrance, service.access_log)
-    failures.install(app)
-    for routes in (completion_routes, chat_routes, model_routes, token_routes, status_routes):
-        app.include_router(routes(service))
+    makers = (completion_routes, chat_routes, model_routes, token_routes, status_routes)
+    routers = [routes(service) for routes in makers]
+    paths = [route.path for router in routers for route in router.routes if isinstance(route, Route)]
+    failures.install(app, paths)
+    for router in routers:
+        app.include_router(router)
     return app

@@ -24,6 +24,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from legato.errors import RequestError
 from legato.server.failures import error_body
+from legato.server.http10 import UnchunkedCycle
 
 MAX_HEAD_BYTES = 65_536
 """Request line and headers, or what follows a body."""
@@ -84,6 +85,8 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.__class__ = UnchunkedCycle
         # The answer's end may close the connection: that is up to us.
         close = partial(self._end, self.cycle)
         self.cycle.transport = SimpleNamespace(  # type: ignore[assignment]

@@ -6,6 +6,7 @@ bug of ours: it is logged, and the client learns nothing of it.
 
 import asyncio
 import logging
+from collections.abc import Collection
 from typing import Any
 
 from fastapi import FastAPI
@@ -71,10 +72,21 @@ def log_unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
     logger.error("%s", where, exc_info=context.get("exception"))
 
 
-def install(app: FastAPI) -> None:
-    """Answer every exception of an endpoint."""
+def install(app: FastAPI, paths: Collection[str]) -> None:
+    """Answer every exception of an endpoint. `paths` are those of all routes."""
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        """Raised by the router alone: an unknown path or method."""
+        assert isinstance(error, HTTPException)
+        if error.status_code == 404:
+            meant = nearest(request.url.path, paths)
+            hint = f"; there is {meant}" if meant else ""
+            return error_response(NotFoundError(f"no such path{hint}", code="not_found"))
+        refused = RequestError(f"{request.method[:20]} is not possible here", code="method_not_allowed")
+        return JSONResponse(error_body(refused), status_code=error.status_code, headers=error.headers)
+
     app.add_exception_handler(LegatoError, _legato_error)
-    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
 
 
@@ -82,13 +94,12 @@ async def _legato_error(request: Request, error: Exception) -> Response:  # noqa
     return error_response(known(error))
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    """Raised by the router alone: an unknown path or method."""
-    assert isinstance(error, HTTPException)
-    if error.status_code == 404:
-        return error_response(NotFoundError("no such path", code="not_found"))
-    refused = RequestError(f"{request.method[:20]} is not possible here", code="method_not_allowed")
-    return JSONResponse(error_body(refused), status_code=error.status_code, headers=error.headers)
+def nearest(path: str, paths: Collection[str]) -> str | None:
+    """The one of `paths` that may have been meant: the same but for slashes, or with less or more
+    before it, as clients make of a wrong base URL."""
+    asked = "/" + "/".join(filter(None, path.split("/")))
+    fits = [each for each in paths if asked.endswith(each) or (asked != "/" and each.endswith(asked))]
+    return min((each for each in fits if each), key=len, default=None)
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:  # noqa: ARG001

@@ -1,4 +1,4 @@
-"""What stands before every route: the API key, and the limit of a request's body.
+"""What stands before every route: the API key, and the size and encoding of a request's body.
 
 Both are ASGI middleware, so a route that is added later is guarded without a word about it. They know
 nothing of routes but the few paths that are open to all.
@@ -11,10 +11,12 @@ from collections.abc import Iterable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from legato.errors import AuthenticationError, BodyTooLargeError, ConfigError
+from legato.errors import AuthenticationError, BodyTooLargeError, ConfigError, MediaTypeError
 from legato.server.failures import error_response
 
-OPEN_PATHS = ("/health", "/ping", "/ready")
+ALIVE_PATHS = ("/health", "/ping")
+"""What asks whether the server lives."""
+OPEN_PATHS = (*ALIVE_PATHS, "/ready")
 """What a load balancer asks without a key: exactly these, with GET or HEAD."""
 
 
@@ -68,14 +70,20 @@ class KeyGuard:
 
 
 class BodyLimit:
-    """Refuses a body that is too large: unread where its length is told, else as soon as it shows."""
+    """Refuses a body that is too large: unread where its length is told, else as soon as it shows. Refuses a
+    compressed one unread: it may become any size."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
         self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        told = Headers(scope=scope).get("Content-Length", "0")
+        headers = Headers(scope=scope)
+        if any(coding.lower() not in ("", "identity") for coding in _codings(headers)):
+            error = MediaTypeError("the body has a Content-Encoding; only bodies as they are can be read")
+            await error_response(error, headers={"Accept-Encoding": "identity"})(scope, receive, send)
+            return
+        told = headers.get("Content-Length", "0")
         if told.isdecimal() and (len(told) > 18 or int(told) > self._max_bytes):
             await error_response(self._too_large())(scope, receive, send)
             return
@@ -93,3 +101,7 @@ class BodyLimit:
 
     def _too_large(self) -> BodyTooLargeError:
         return BodyTooLargeError(f"the body has more than {self._max_bytes} bytes, the most possible")
+
+
+def _codings(headers: Headers) -> list[str]:
+    return [coding.strip() for value in headers.getlist("Content-Encoding") for coding in value.split(",")]

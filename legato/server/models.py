@@ -26,7 +26,7 @@ def model_routes(service: Service) -> APIRouter:
         "object": "model",
         "created": int(time.time()),
         "owned_by": "legato",
-        "root": service.model_root,
+        "root": service.model_name,
         "parent": None,
         "max_model_len": service.max_model_len,
         "sampling_defaults": service.sampling_defaults.changed,
@@ -40,6 +40,8 @@ def model_routes(service: Service) -> APIRouter:
         "/v1/models/{name:path}", responses=answers(404, json=has(id="string", max_model_len="integer"))
     )
     async def model(name: str) -> dict[str, object]:
+        if not name:
+            raise NotFoundError("no such path; there is /v1/models", code="not_found")
         check_model(name, service)
         return card
 

@@ -42,14 +42,16 @@ class Readiness:
     """Whether new requests are taken. Mutable: it follows the server's life."""
 
     def __init__(self) -> None:
+        self.status = "loading"
+        """In one word: loading, ok or draining."""
         self.obstacle: str | None = "the server is loading"
         """Why no request is taken; None while they are."""
 
     def ready(self) -> None:
-        self.obstacle = None
+        self.status, self.obstacle = "ok", None
 
     def drain(self) -> None:
-        self.obstacle = "the server is shutting down"
+        self.status, self.obstacle = "draining", "the server is shutting down"
 
     def check(self) -> None:
         """Raises `UnavailableError` unless requests are taken."""
@@ -66,8 +68,6 @@ class Service:
     """None for a base model: it has completions and no chat."""
     model_name: str
     """What clients call the model."""
-    model_root: str
-    """Where the model came from."""
     max_model_len: int
     """The most tokens of a prompt and its reply together."""
     vocab_size: int
@@ -91,6 +91,10 @@ class Service:
     """Without one, everybody may come in."""
     allowed_origins: tuple[str, ...] = ()
     """Web pages that browsers let use the server; * is any."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Further names by which clients may call the server; * is any."""
+    own_machine_only: bool = False
+    """Whether only programs of its own machine can connect, and it asks for no key."""
     access_log: bool = False
     log_prompts: bool = False
     readiness: Readiness = field(default_factory=Readiness)

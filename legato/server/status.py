@@ -20,10 +20,10 @@ def status_routes(service: Service) -> APIRouter:
     @router.get("/ping", responses=alive)
     async def health() -> dict[str, str]:
         """503 while a step goes on for longer than it may, and once the engine is dead: this process has to
-        be replaced."""
+        be replaced. A server that loads or drains is alive."""
         if (trouble := service.engine.trouble) is not None:
             raise UnavailableError(trouble)
-        return {"status": "ok"}
+        return {"status": service.readiness.status}
 
     @router.head("/ready", include_in_schema=False)
     @router.get("/ready", responses=alive)

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: the model's tokenizer, without the model (as vLLM)."""
+"""/tokenize, /detokenize and /tokenizer_info: the model's tokenizer, without the model (as vLLM)."""
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -46,7 +46,34 @@ def token_routes(service: Service) -> APIRouter:
         text = await in_thread_if(len(body.tokens) > LONG, lambda: decode(body.tokens, skip_special=False))
         return {"prompt": text}
 
+    @router.get(
+        "/tokenizer_info", responses=answers(json=has(tokenizer_class="string", model_max_length="integer"))
+    )
+    async def info() -> dict[str, object]:
+        """What Hugging Face's tokenizer_config.json says of a tokenizer."""
+        return told
+
+    told = _info(service)
     return router
+
+
+def _info(service: Service) -> dict[str, object]:
+    tokenizer, template = service.tokenizer, service.chat_template
+    texts, special = tokenizer.vocabulary.texts, tokenizer.vocabulary.special
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "vocab_size": tokenizer.vocab_size,
+        "model_max_length": service.max_model_len,
+        "bos_token": tokenizer.special_text(tokenizer.bos_id) or None,
+        "eos_token": tokenizer.special_text(tokenizer.eos_id) or None,
+        "add_bos_token": tokenizer.add_bos,
+        "add_eos_token": tokenizer.add_eos,
+        "clean_up_tokenization_spaces": False,
+        "added_tokens_decoder": {
+            str(id): {"content": texts[id], "special": True} for id in sorted(special) if id < len(texts)
+        },
+        "chat_template": None if template is None else template.source,
+    }
 
 
 async def _of_chat(body: TokenizeChatBody, service: Service) -> list[int]:

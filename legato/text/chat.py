@@ -36,6 +36,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, bos_token: str, eos_token: str) -> None:
         """ModelError if `source` is no template; `bos_token` and `eos_token` are texts, "" for none."""
+        self._source = source
         self._sandbox = Sandbox()
         try:
             tree = self._sandbox.parse(source)

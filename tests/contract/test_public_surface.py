@@ -50,6 +50,7 @@ def test_the_settings_by_name() -> None:
             "api_key",
             "api_key_file",
             "allowed_origins",
+            "allowed_hosts",
             "max_waiting",
             "max_waiting_tokens",
             "max_body_size",

@@ -145,7 +145,6 @@ def build_service(
         engine=AsyncEngine(engine, FakeTokenizer(), **(engine_options or {})),
         chat_template=ChatTemplate(TEMPLATE, bos_token="<bos>", eos_token="<eos>"),
         model_name=MODEL,
-        model_root="/models/fake",
         max_model_len=MAX_LEN,
         vocab_size=VOCAB,
         grammars=fake_grammars(),

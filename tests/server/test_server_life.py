@@ -245,13 +245,23 @@ def test_an_address_is_answered_while_its_model_loads_and_served_from_then_on() 
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     with httpx.Client(base_url=url) as client:
         with lobby(listener):
-            for method, path in (("GET", "/health"), ("GET", "/ready"), ("POST", "/v1/completions")):
+            for path in ("/health", "/ping"):
+                answer = client.get(path)
+                assert (answer.status_code, answer.json()) == (200, {"status": "loading"})
+                assert client.head(path).status_code == 200
+            refused = (
+                ("GET", "/ready"),
+                ("POST", "/v1/completions"),
+                ("POST", "/health"),
+                ("GET", "/metrics"),
+            )
+            for method, path in refused:
                 answer = client.request(method, path, json={})
                 assert answer.status_code == 503
                 assert answer.headers["retry-after"] == "1"
                 assert answer.headers["x-request-id"]
                 assert answer.json()["error"]["message"] == "the server is loading"
-            assert client.head("/health").status_code == 503
+            assert client.head("/ready").status_code == 503
         # Whoever connects between the two is not refused but waits.
         with socket.create_connection(listener.getsockname()) as early:
             early.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")

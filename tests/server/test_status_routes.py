@@ -19,7 +19,7 @@ def test_the_model_card_has_what_load_generators_read() -> None:
         "id": MODEL,
         "object": "model",
         "owned_by": "legato",
-        "root": "/models/fake",
+        "root": MODEL,
         "parent": None,
         "max_model_len": MAX_LEN,
         "sampling_defaults": {},
@@ -110,9 +110,14 @@ def test_a_server_that_loads_or_drains_is_alive_and_not_ready_and_refuses_work()
     async def run() -> None:
         service = build_service()
         async with in_process(service) as client:
-            for obstacle in ("the server is loading", "the server is shutting down"):
-                service.readiness.obstacle = obstacle
-                assert (await client.get("/health")).status_code == 200
+            for status in ("loading", "draining"):
+                if status == "loading":
+                    service.readiness.__init__()  # type: ignore[misc]
+                else:
+                    service.readiness.drain()
+                obstacle = service.readiness.obstacle
+                answer = await client.get("/health")
+                assert (answer.status_code, answer.json()) == (200, {"status": status})
                 for answer in (
                     await client.get("/ready"),
                     await client.post("/v1/completions", json={"prompt": "hi", "stream": True}),
@@ -169,6 +174,7 @@ def test_every_route_is_one_that_these_tests_know() -> None:
         "/v1/models/{name}",
         "/tokenize",
         "/detokenize",
+        "/tokenizer_info",
         "/health",
         "/ping",
         "/ready",

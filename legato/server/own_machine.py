@@ -4,8 +4,8 @@ Every web page that the user opens can send requests there. Two headers tell the
 
 - `Host`: a page may let its own name resolve to 127.0.0.1 and then read the answers (DNS rebinding).
   That is a public name, with a dot; an address or a local name cannot be rebound.
-- `Origin`: browsers send it with every request of a page that is not a plain link or image, also where the page
-  cannot read the answer. Programs do not send it.
+- `Origin`: browsers send it with every request of a page that is not a plain link or image, also where the
+  page cannot read the answer. Programs do not send it.
 """
 
 import ipaddress

@@ -30,7 +30,6 @@ from legato.metrics.timeline import Targets
 from legato.server.event_loop import Turns, run
 from legato.server.guards import ApiKeys
 from legato.server.lobby import lobby
-from legato.server.own_machine import is_loopback
 from legato.server.run import BACKLOG, bind, serve, url_of
 from legato.server.service import Limits, Service
 from legato.server.shutdown import leave
@@ -93,7 +92,7 @@ def _serve_on(
         served = _load(settings, progress) if simulate is None else _stand_in(settings, simulate, noise)
         for name, choice in served.choices.items():
             _tell(f"{name}: {choice}", server)
-        service = _service(served, settings, keys)
+        service = _service(served, settings, keys, own_machine_only=_needs_guard(listener, keys))
         if service.tool_use is not None:
             _tell(f"tool calls: {service.tool_use}", server)
     note = "" if simulate is None else " (simulated: there is no model)"
@@ -139,6 +138,12 @@ def _is_private(listener: socket.socket) -> bool:
     if listener.family == socket.AF_UNIX:
         return True
     return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def _needs_guard(listener: socket.socket, keys: ApiKeys) -> bool:
+    """Whether web pages that the user opens could use the server: see `own_machine`. They cannot connect to a
+    Unix socket."""
+    return not keys and listener.family != socket.AF_UNIX and _is_private(listener)
 
 
 def _warn_in_red(line: str, server: ServerSettings) -> None:
@@ -191,7 +196,7 @@ def _api_keys(server: ServerSettings) -> ApiKeys:
     return ApiKeys(keys)
 
 
-def _service(served: Served, settings: Settings, keys: ApiKeys) -> Service:
+def _service(served: Served, settings: Settings, keys: ApiKeys, *, own_machine_only: bool) -> Service:
     server = settings.server
     config = served.engine.scheduler.config
     metrics = Metrics(
@@ -236,7 +241,7 @@ def _service(served: Served, settings: Settings, keys: ApiKeys) -> Service:
         keys=keys,
         allowed_origins=server.allowed_origins,
         allowed_hosts=server.allowed_hosts,
-        own_machine_only=not keys and server.uds is None and is_loopback(server.host),
+        own_machine_only=own_machine_only,
         access_log=server.access_log,
         log_prompts=server.log_prompts,
         unknown_fields=UnknownFields(ignore=server.unknown_fields == "ignore"),

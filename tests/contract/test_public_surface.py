@@ -47,6 +47,8 @@ def test_the_settings_by_name() -> None:
         "server": [
             "host",
             "port",
+            "uds",
+            "uds_mode",
             "api_key",
             "api_key_file",
             "allowed_origins",

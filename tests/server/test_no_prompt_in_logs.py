@@ -17,7 +17,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from server_rig import ScriptedRunner, ask, build_service, in_process, json_bytes
 
-import legato.config
+import legato.config.settings
 import legato.engine.cost_file
 from legato.cli.logs import JsonFormatter, LineFormatter, configure
 from legato.config import ServerSettings
@@ -205,6 +205,9 @@ class BrokenEncoder(FakeTokenizer):
         except KeyError:
             raise ValueError(f"cannot encode {text!r}") from UnicodeEncodeError("utf-8", text, 0, 1, text)
 
+    def encode_chat(self, prompt: str, **options: bool) -> list[int]:
+        return self.encode(prompt, **options)
+
 
 class BrokenDecoder(FakeTokenizer):
     def token_bytes(self, id: int, *, skip_special: bool = True) -> bytes:  # noqa: ARG002
@@ -342,7 +345,7 @@ def models(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def test_every_model_of_ours_hides_what_it_was_given_in_its_errors() -> None:
-    assert {Body, legato.config.Section, legato.engine.cost_file.CostFile} < {*models(BaseModel)}
+    assert {Body, legato.config.settings.Section, legato.engine.cost_file.CostFile} < {*models(BaseModel)}
     for kind in models(BaseModel):
         if kind.__module__.startswith("legato."):
             assert kind.model_config.get("hide_input_in_errors"), kind

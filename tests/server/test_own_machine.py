@@ -1,12 +1,15 @@
 """A server without a key on a loopback address answers its own machine, and no web page of another."""
 
+import socket
+
 import pytest
 from server_rig import ask, build_service
 
-from legato.cli.serve import _service, _stand_in
+from legato.cli.serve import _needs_guard, _service, _stand_in
 from legato.config import load_settings
 from legato.server.guards import ApiKeys
 from legato.server.own_machine import is_loopback
+from legato.server.run import bind
 
 COMPLETIONS = "/v1/completions"
 BODY = {"prompt": "hi", "max_tokens": 1}
@@ -123,11 +126,17 @@ def test_a_server_for_others_looks_at_neither() -> None:
 def test_the_command_line_guards_a_server_without_a_key_on_a_loopback_address(
     host: str, keys: list[str], guarded: bool
 ) -> None:
-    settings = load_settings(None, {"host": host, "allowed_hosts": ["a.example"]})
+    with bind(host, 0) as listener:
+        assert _needs_guard(listener, ApiKeys(keys)) is guarded
+
+
+def test_the_command_line_does_not_guard_a_unix_socket_nor_forget_names() -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        assert not _needs_guard(listener, ApiKeys([]))
+    settings = load_settings(None, {"allowed_hosts": ["a.example"]})
     served = _stand_in(settings, "gemma3-270m", noise=False)
-    service = _service(served, settings, ApiKeys(keys))
-    assert service.own_machine_only is guarded
-    assert service.allowed_hosts == ("a.example",)
+    service = _service(served, settings, ApiKeys([]), own_machine_only=True)
+    assert (service.own_machine_only, service.allowed_hosts) == (True, ("a.example",))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost", "a.localhost"])

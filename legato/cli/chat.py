@@ -7,7 +7,7 @@ from rich.markup import escape
 
 from legato.cli.load import load_llm
 from legato.config import Settings
-from legato.core.request import SamplingParams
+from legato.engine.asking import chat_prompt
 from legato.errors import RequestError, StepError
 
 with contextlib.suppress(ImportError):  # not on every system; gives `input` line editing and a history
@@ -16,11 +16,10 @@ with contextlib.suppress(ImportError):  # not on every system; gives `input` lin
 HELP = "An empty line or Ctrl-D ends the conversation, /new starts over."
 
 
-def talk(settings: Settings, system: str | None, max_tokens: int, temperature: float) -> None:
-    """Read a line, stream the answer, remember both."""
+def talk(settings: Settings, system: str | None, max_tokens: int, temperature: float | None) -> None:
+    """Read a line, stream the answer, remember both. Without `temperature` the model's own sampling holds."""
+    asked = {} if temperature is None else {"temperature": temperature}
     llm = load_llm(settings, alone=True, for_chat=True)
-    template = llm.built.chat_template
-    assert template is not None
     console = Console()
     console.print(f"[bold]{escape(llm.built.name)}[/bold]. {HELP}")
     start: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
@@ -32,9 +31,9 @@ def talk(settings: Settings, system: str | None, max_tokens: int, temperature: f
         messages.append({"role": "user", "content": line})
         answer = ""
         try:
-            ids = llm.built.tokenizer.encode_chat(template.render(messages))
+            ids = chat_prompt(llm.built, messages)
             room = llm.built.max_model_len - len(ids)
-            params = SamplingParams(max_tokens=max(1, min(max_tokens, room)), temperature=temperature)
+            params = llm.get_default_sampling_params(max_tokens=max(1, min(max_tokens, room)), **asked)
             for delta in llm.stream(ids, params):
                 console.print(delta.text, end="", markup=False, highlight=False, soft_wrap=True)
                 answer += delta.text

@@ -96,7 +96,9 @@ def chat(
     settings: Settings,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of one answer.")] = 512,
-    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 0.7,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, max=2.0, help="0 is greedy. Default: the model's own sampling.")
+    ] = None,
 ) -> None:
     """Talk with MODEL in the terminal."""
     check_model(settings)

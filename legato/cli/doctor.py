@@ -16,7 +16,7 @@ from legato import __version__
 from legato.cli.load import load_llm
 from legato.config import Settings
 from legato.core.plan import Sampled
-from legato.core.request import SamplingParams
+from legato.engine.params import SamplingParams
 from legato.machine import memory, processors
 
 if TYPE_CHECKING:

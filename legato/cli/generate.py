@@ -5,7 +5,7 @@ import sys
 
 from legato.cli.load import load_llm
 from legato.config import Settings
-from legato.core.request import SamplingParams
+from legato.engine.params import SamplingParams
 
 DEFAULT_MAX_TOKENS = 128
 
@@ -30,7 +30,8 @@ def print_reply(
         temperature=temperature,
         top_p=top_p,
         seed=seed,
+        stop=stop,
     )
-    for delta in llm.stream(ids, params, stop=stop):
+    for delta in llm.stream(ids, params):
         print(delta.text, end="", flush=True)
     print()

@@ -1,6 +1,6 @@
 """Every setting, once: the table (`settings`), and how it is filled (`load`)."""
 
-from legato.config.load import load_settings
+from legato.config.load import as_sections, load_settings
 from legato.config.settings import (
     EngineSettings,
     ModelSettings,
@@ -15,6 +15,7 @@ __all__ = [
     "ModelSettings",
     "ServerSettings",
     "Settings",
+    "as_sections",
     "fields",
     "in_seconds",
     "load_settings",

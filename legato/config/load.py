@@ -4,13 +4,17 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from legato.config.faults import as_config_error
-from legato.config.settings import Settings, fields
+from legato.config.settings import EngineSettings, ModelSettings, Settings, fields
+from legato.config.suggest import did_you_mean
+from legato.config.vllm import RENAMED, find_other, translate
 from legato.errors import ConfigError
+
+Table = TypeVar("Table", ModelSettings, EngineSettings)
 
 
 def load_settings(
@@ -33,6 +37,28 @@ def load_settings(
         return Settings.model_validate(merged)
     except ValidationError as error:
         raise as_config_error(error, str(file or "settings"), Settings, given) from None
+
+
+def as_sections(
+    model: ModelSettings, engine: EngineSettings, changes: Mapping[str, object]
+) -> tuple[ModelSettings, EngineSettings]:
+    """The same settings with changes, by our names or vLLM's. Raises `ConfigError`."""
+    known = {name: section for section, name, _ in fields() if section != "server"}
+    ours: dict[str, object] = {}
+    for name, value in changes.items():
+        if name in known:
+            ours[name] = value
+        elif name in RENAMED or find_other(name):
+            ours |= [translated] if (translated := translate(name, value)) else []
+        else:
+            raise ConfigError(f"{name}: no such setting{did_you_mean(name, known)}", param=name)
+    return _changed(model, ours), _changed(engine, ours)
+
+
+def _changed(section: Table, changes: Mapping[str, object]) -> Table:
+    given = {name: getattr(section, name) for name in section.model_fields_set}
+    own = {name: value for name, value in changes.items() if name in type(section).model_fields}
+    return type(section)(**(given | own))
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

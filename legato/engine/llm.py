@@ -1,47 +1,39 @@
 """Offline use: a model in this process, driven by the caller. No thread, no server.
 
-llm = LLM.load("gemma3-270m")
+llm = LLM("gemma3-270m")
 for completion in llm.generate(["The capital of France is"], SamplingParams(max_tokens=8)):
     print(completion.text)
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from legato.config import EngineSettings, ModelSettings
-from legato.core.plan import Sampled
-from legato.core.request import Request, RequestId, SamplingParams
+from legato.config import EngineSettings, ModelSettings, as_sections
+from legato.core.request import RequestId
 from legato.core.stopping import FinishReason
+from legato.engine.asking import (
+    Asked,
+    Completion,
+    Message,
+    Prompt,
+    as_conversations,
+    as_params,
+    as_prompts,
+    ask,
+    chat_prompt,
+)
 from legato.engine.build import Built, build
-from legato.engine.output import Delta, Reply, TextRules, new_request
-from legato.errors import ConstraintError, RequestError, StepError
+from legato.engine.output import Delta, Reply
+from legato.engine.params import SamplingParams, defaults_of
+from legato.errors import ConfigError, ConstraintError, StepError
 from legato.models.source import ModelFiles
 
-Prompt = str | Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One prompt and what became of it."""
-
-    prompt_token_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
-    """Every generated token, a stop token included."""
-    text: str
-    finish_reason: str
-    """stop, length, constraint (it cannot be followed any further) or error."""
-    logprobs: tuple[Sampled, ...] | None
-    """One entry a token, if `SamplingParams.logprobs` asked for them."""
-    prompt_logprobs: tuple[Sampled, ...] | None = None
-    """One entry a token of the prompt, if `SamplingParams.prompt_logprobs` asked for them; the first one has
-    no log-probability."""
-    message: str = ""
-    """What failed, if `finish_reason` is constraint or error."""
+Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM:
@@ -51,87 +43,108 @@ class LLM:
     what it gives to others waits for them.
     """
 
-    def __init__(self, built: Built) -> None:
-        self.built = built
+    def __init__(
+        self,
+        model: str | Path | ModelSettings | Built = "gemma3-270m",
+        settings: EngineSettings | None = None,
+        *,
+        cache_dir: str | Path | None = None,
+        files: ModelFiles | None = None,
+        progress: Callable[[str], None] = lambda _: None,
+        for_chat: bool = False,
+        **changes: Any,
+    ) -> None:
+        """Load a model by name, path or hub id.
+
+        `changes` are settings by name, of the model or the engine: `LLM("gemma3-270m", max_running=8)`.
+        `files` are the model's, if they were found already. Raises `ModelError` or `ConfigError`; with
+        `for_chat` also if it has no chat template.
+        """
+        self.built = load(
+            model, settings, changes, cache_dir=cache_dir, files=files, progress=progress, for_chat=for_chat
+        )
         self._open: dict[RequestId, tuple[Reply, deque[Delta]]] = {}
         """The replies in the making, and of each the deltas that nobody read yet."""
 
     @classmethod
-    def load(
-        cls,
-        model: str | ModelSettings = "gemma3-270m",
-        settings: EngineSettings | None = None,
-        *,
-        cache_dir: Path | None = None,
-        files: ModelFiles | None = None,
-        progress: Callable[[str], None] = lambda _: None,
-        for_chat: bool = False,
-    ) -> "LLM":
-        """Load a model by name, path or hub id. Raises `ModelError` or `ConfigError`; with `for_chat` also if
-        it has no chat template."""
-        model = ModelSettings(model=model) if isinstance(model, str) else model
-        cache_dir = cache_dir or Path.home() / ".cache" / "legato"
-        settings = settings or EngineSettings()
-        return cls(
-            build(model, settings, cache_dir=cache_dir, files=files, progress=progress, for_chat=for_chat)
-        )
+    def load(cls, *arguments: Any, **values: Any) -> Self:
+        """The same as calling the class."""
+        return cls(*arguments, **values)
+
+    def get_default_sampling_params(self, **changes: Any) -> SamplingParams:
+        """What the model's makers want where nothing is said (its generation_config.json), with changes."""
+        return defaults_of(self.built.sampling_defaults, **changes)
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | None = None,
+        params: Params = None,
         *,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
         show_progress: bool = True,
     ) -> list[Completion]:
         """Complete prompts (texts or lists of token ids), in order.
 
-        `stop` are strings that end a reply. Raises `RequestError` before any work if a prompt can never be
-        served. A reply whose model step fails has `finish_reason` error; the others go on.
+        `params` are for all of them, or a list with one for each; None: the model's own sampling. Raises
+        `RequestError` before any work if a prompt can never be served. A reply whose model step fails has
+        `finish_reason` error; the others go on.
         """
-        params = self._params(params, ignore_eos)
-        requests = [self._request(prompt, params) for prompt in _as_list(prompts)]
-        deltas: dict[RequestId, list[Delta]] = {request.id: [] for request in requests}
-        with _progress(show_progress) as bar:
-            task = bar.add_task("Prompts", total=len(requests))
-            for request_id, delta in self._run(requests, stop):
-                deltas[request_id].append(delta)
-                bar.update(task, advance=int(delta.finish is not None))
-        return [_completion(request, deltas[request.id]) for request in requests]
+        many = as_prompts(prompts)
+        asked = [ask(self.built, *pair) for pair in zip(many, as_params(params, len(many)), strict=True)]
+        return self._complete(asked, show_progress)
 
-    def stream(
+    def chat(
         self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: Params = None,
         *,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-    ) -> Iterator[Delta]:
+        tools: Sequence[Mapping[str, object]] | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        show_progress: bool = True,
+    ) -> list[Completion]:
+        """Answer a conversation, or several, in order. One is a list of messages as in OpenAI's API.
+
+        The rest is as in `generate`.
+        """
+        prompts = [
+            chat_prompt(
+                self.built,
+                conversation,
+                tools=tools,
+                chat_template_kwargs=chat_template_kwargs,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+            )
+            for conversation in as_conversations(messages)
+        ]
+        return self.generate(prompts, params, show_progress=show_progress)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
         """Complete one prompt, delta by delta. Closing the iterator aborts the request.
 
         Raises `RequestError` if it cannot be served and `StepError` if a model step fails.
         """
-        request = self._request(prompt, self._params(params, ignore_eos))
-        for _, delta in self._run([request], stop):
-            if delta.finish is not None and delta.finish.reason is FinishReason.ERROR:
-                raise StepError(delta.finish.message)
-            if delta.finish is not None and delta.finish.reason is FinishReason.CONSTRAINT:
-                raise ConstraintError(delta.finish.message)
-            yield delta
+        asked = ask(self.built, prompt, params)
+        return (checked_delta(delta) for _, delta in self._run([asked]))
 
-    def _run(self, requests: Sequence[Request], stop: Sequence[str]) -> Iterator[tuple[RequestId, Delta]]:
+    def _complete(self, asked: Sequence[Asked], show_progress: bool) -> list[Completion]:
+        deltas: dict[RequestId, list[Delta]] = {one.request.id: [] for one in asked}
+        with _progress(show_progress) as bar:
+            task = bar.add_task("Prompts", total=len(asked))
+            for request_id, delta in self._run(asked):
+                deltas[request_id].append(delta)
+                bar.update(task, advance=int(delta.finish is not None))
+        return [one.completion(deltas[one.request.id]) for one in asked]
+
+    def _run(self, asked: Sequence[Asked]) -> Iterator[tuple[RequestId, Delta]]:
         """The deltas of some requests as they come; leaving aborts what is left of them."""
         engine = self.built.engine
-        for request in requests:
-            engine.scheduler.validate(request)
-        mine = {
-            request.id: Reply(request, self.built.tokenizer, TextRules(stop=stop)) for request in requests
-        }
+        mine = {one.request.id: Reply(one.request, self.built.tokenizer, one.text) for one in asked}
         try:
-            for request in requests:
-                self._open[request.id] = mine[request.id], deque()
-                engine.submit(request)
+            for one in asked:
+                self._open[one.request.id] = mine[one.request.id], deque()
+                engine.submit(one.request)
             while mine:
                 for request_id in tuple(mine):
                     reply, unread = self._open[request_id]
@@ -157,42 +170,39 @@ class LLM:
             if reply.must_abort:
                 engine.abort(event.request_id, FinishReason.STOP)
 
-    def _params(self, params: SamplingParams | None, ignore_eos: bool) -> SamplingParams:
-        params = params or SamplingParams(max_tokens=16)
-        if ignore_eos:
-            return params
-        return replace(params, stop_token_ids=params.stop_token_ids | self.built.tokenizer.eos_ids)
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
-        ids = self.built.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        return new_request(ids, params, arrival=self.built.engine.clock())
+def load(
+    model: str | Path | ModelSettings | Built,
+    settings: EngineSettings | None,
+    changes: Mapping[str, object],
+    *,
+    cache_dir: str | Path | None,
+    files: ModelFiles | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+    for_chat: bool = False,
+) -> Built:
+    """A model with its engine; one that is built already as it is. Raises `ModelError` or `ConfigError`."""
+    if isinstance(model, Built):
+        return model
+    if not isinstance(model, str | Path | ModelSettings):
+        raise ConfigError(
+            f"model must be a name, a path, a hub id or ModelSettings, not {model!r:.100}", param="model"
+        )
+    if not isinstance(settings, EngineSettings | None):
+        raise ConfigError(f"settings must be EngineSettings, not {settings!r:.100}", param="settings")
+    start = model if isinstance(model, ModelSettings) else ModelSettings(model=str(model))
+    sections = as_sections(start, settings or EngineSettings(), changes)
+    folder = Path.home() / ".cache" / "legato" if cache_dir is None else Path(cache_dir)
+    return build(*sections, cache_dir=folder, files=files, progress=progress, for_chat=for_chat)
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many: a text is one, and so is a sequence of ids."""
-    if isinstance(prompts, str):
-        return [prompts]
-    many = [prompt for prompt in prompts if not isinstance(prompt, int)]
-    ids = [prompt for prompt in prompts if isinstance(prompt, int)]
-    if many and ids:
-        raise RequestError("prompts mix token ids with texts or lists", param="prompts")
-    return [ids] if ids else many
-
-
-def _completion(request: Request, deltas: Sequence[Delta]) -> Completion:
-    sampled = tuple(delta.sampled for delta in deltas if delta.sampled is not None)
-    scored = tuple(token for delta in deltas for token in delta.prompt)
-    finish = deltas[-1].finish
-    assert finish is not None
-    return Completion(
-        prompt_token_ids=request.prompt,
-        token_ids=tuple(token.token for token in sampled),
-        text="".join(delta.text for delta in deltas),
-        finish_reason=finish.reason.value,
-        logprobs=None if request.params.logprobs is None else sampled,
-        prompt_logprobs=None if request.params.prompt_logprobs is None else scored,
-        message=finish.message,
-    )
+def checked_delta(delta: Delta) -> Delta:
+    """A delta of a reply that has not failed. Raises `StepError` or `ConstraintError` if it has."""
+    if delta.finish is not None and delta.finish.reason is FinishReason.ERROR:
+        raise StepError(delta.finish.message)
+    if delta.finish is not None and delta.finish.reason is FinishReason.CONSTRAINT:
+        raise ConstraintError(delta.finish.message)
+    return delta
 
 
 def _progress(show: bool) -> Progress:

@@ -3,13 +3,22 @@
 import subprocess
 import sys
 
+import pytest
+
 import legato
 from legato.config import Settings, fields
 
 
 def test_the_public_names() -> None:
-    assert legato.__all__ == sorted(legato.__all__) == ["LLM", "SamplingParams", "__version__"]
-    assert all(hasattr(legato, name) for name in legato.__all__)
+    names = [
+        *("LLM", "AsyncLLM", "Completion", "ConfigError", "ConstraintError", "ContextLengthError"),
+        *("DeadlineError", "Delta", "EngineSettings", "LegatoError", "ModelError", "ModelSettings"),
+        *("QueueFullError", "RequestError", "SamplingParams", "StepError", "UnavailableError", "__version__"),
+    ]
+    assert legato.__all__ == names
+    assert all(getattr(legato, name).__name__ == name for name in names[:-1])
+    with pytest.raises(AttributeError, match="has no attribute 'Engine'"):
+        legato.Engine  # noqa: B018
 
 
 def test_the_settings_by_name() -> None:

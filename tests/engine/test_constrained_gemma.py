@@ -9,11 +9,11 @@ import jsonschema
 import pytest
 from rigs import Watcher
 
+from legato import SamplingParams
 from legato.config import EngineSettings, ModelSettings
 from legato.core.block_pool import BlockPool
 from legato.core.prefill import Chunked
 from legato.core.replies import ReplyLengths
-from legato.core.request import SamplingParams
 from legato.core.scheduler import Scheduler, SchedulerConfig
 from legato.engine.engine import Engine
 from legato.engine.llm import LLM, Completion

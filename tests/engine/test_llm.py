@@ -1,13 +1,27 @@
 """Offline use of the packaged model: prompts in, completions out."""
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from legato import LLM, SamplingParams
-from legato.config import EngineSettings, ModelSettings
+from legato import (
+    LLM,
+    AsyncLLM,
+    ConfigError,
+    ContextLengthError,
+    EngineSettings,
+    LegatoError,
+    ModelError,
+    ModelSettings,
+    RequestError,
+    SamplingParams,
+    StepError,
+    UnavailableError,
+)
 from legato.core.plan import StepPlan, StepResult
-from legato.errors import ConfigError, ContextLengthError, RequestError, StepError
 
 FRANCE = [2, 818, 5279, 529, 7001, 563]
 ANSWER = (506, 5279, 529, 506, 2891, 529)
@@ -65,7 +79,7 @@ def test_log_probabilities_come_when_asked_for(llm: LLM) -> None:
 
 
 def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
-    (completion,) = llm.generate(FRANCE, greedy(20), stop=["capital", "country"])
+    (completion,) = llm.generate(FRANCE, greedy(20, stop=["capital", "country"]))
     assert (completion.text, completion.finish_reason) == (" the ", "stop")
     assert_idle(llm)
 
@@ -89,7 +103,8 @@ def test_a_stop_token_is_reported_and_adds_no_text(llm: LLM) -> None:
 def test_the_end_of_sequence_is_obeyed_or_ignored(llm: LLM) -> None:
     bias = greedy(3, logit_bias=((1, 100.0),))
     assert llm.generate(FRANCE, bias)[0].token_ids == (1,)
-    assert llm.generate(FRANCE, bias, ignore_eos=True)[0].token_ids == (1, 1, 1)
+    ignoring = greedy(3, logit_bias={1: 100.0}, ignore_eos=True)
+    assert llm.generate(FRANCE, ignoring)[0].token_ids == (1, 1, 1)
 
 
 def test_a_seed_repeats_and_no_seed_does_not(llm: LLM) -> None:
@@ -140,3 +155,151 @@ def test_what_cannot_be_served_is_refused_before_any_work(llm: LLM) -> None:
 def test_what_the_model_cannot_do_is_refused_at_the_start(gemma_path: Path) -> None:
     with pytest.raises(ConfigError, match="max_model_len is 99999; the model was made for at most 32768"):
         LLM.load(ModelSettings(model=str(gemma_path), max_model_len=99999))
+
+
+def test_the_class_is_called_with_a_name_or_a_path_and_settings(gemma_path: Path) -> None:
+    llm = LLM(gemma_path, max_num_seqs=2, num_blocks=64, block_size=16, max_model_len=300, dtype="float")
+    config = llm.built.engine.scheduler.config
+    assert (config.max_running, config.max_model_len) == (2, 300)
+    assert llm.generate("The capital of France is", greedy(), show_progress=False)[0].token_ids == ANSWER
+
+
+def test_each_prompt_may_have_params_of_its_own(llm: LLM) -> None:
+    params = [greedy(2), greedy(20, stop="capital"), greedy(4)]
+    replies = llm.generate([FRANCE] * 3, params)
+    assert [reply.text for reply in replies] == [" the capital", " the ", " the capital of the"]
+    with pytest.raises(RequestError, match="2 params for 3 prompts"):
+        llm.generate([FRANCE] * 3, params[:2])
+
+
+def test_without_params_the_models_own_sampling_holds(llm: LLM) -> None:
+    assert llm.get_default_sampling_params(temperature=0.0) == SamplingParams(temperature=0.0)
+    assert len(llm.generate(FRANCE)[0].token_ids) == 16
+
+
+@pytest.fixture(scope="module")
+def chatty(gemma_path: Path) -> LLM:
+    return LLM(gemma_path, chat_template="gemma", max_batch_tokens=64, num_blocks=64, block_size=16)
+
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def test_conversations_are_answered_by_the_chat_template(chatty: LLM) -> None:
+    """As many as there are; what is asked is what the template writes."""
+    (one,) = chatty.chat(HELLO, greedy(3))
+    again, other = chatty.chat([HELLO, [*HELLO, {"role": "assistant", "content": "Hi"}, *HELLO]], greedy(3))
+    assert one == again
+    assert len(other.prompt_token_ids) > len(one.prompt_token_ids)
+    template = chatty.built.chat_template
+    assert template is not None
+    prompt = template.render(HELLO)  # type: ignore[arg-type]
+    assert one.prompt_token_ids == tuple(chatty.built.tokenizer.encode_chat(prompt))
+    assert_idle(chatty)
+
+
+def test_the_last_message_can_be_continued(chatty: LLM) -> None:
+    started = [*HELLO, {"role": "assistant", "content": "The capital of France is"}]
+    (reply,) = chatty.chat(started, greedy(1), continue_final_message=True)
+    assert chatty.built.tokenizer.decode(reply.prompt_token_ids).endswith("The capital of France is")
+
+
+MISUSE: list[tuple[Callable[[LLM], object], str]] = [
+    (
+        lambda llm: llm.generate(None),
+        "a prompt is a text or a list of token ids, or .* this is a NoneType",
+    ),
+    (lambda llm: llm.generate(5), "a prompt is a text .* this is a int"),
+    (lambda llm: llm.generate(b"hi"), "a prompt is a text .* this is a bytes"),
+    (lambda llm: llm.generate({"prompt": "hi"}), "a prompt is a text .* this is a dict"),
+    (lambda llm: llm.generate([None]), r"prompts\[0\]: a prompt is a text .* not a NoneType"),
+    (lambda llm: llm.generate(["hi", 1.5]), r"prompts\[1\]: a prompt is a text"),
+    (lambda llm: llm.generate([["hi"]]), "the list has a str at place 0"),
+    (lambda llm: llm.generate([[5, True]]), "the list has a bool at place 1"),
+    (lambda llm: llm.generate([[-1]]), "token ids run from 0 to 262143"),
+    (lambda llm: llm.generate([[10**9]]), "token ids run from 0 to 262143"),
+    (
+        lambda llm: llm.generate("hi", {"max_tokens": 3}),
+        "params must be SamplingParams, .* not a dict",
+    ),
+    (lambda llm: llm.generate("hi", 3), "params must be SamplingParams"),
+    (lambda llm: llm.generate(["hi"], [3]), "params must be SamplingParams"),
+    (lambda llm: llm.stream("hi", [SamplingParams()]), "params must be SamplingParams"),
+    (lambda llm: llm.stream(None), "a prompt is a text"),
+    (lambda llm: llm.stream("\ud800"), "lone surrogate"),
+    (lambda llm: llm.chat(HELLO), "no chat template: use generate"),
+    (lambda llm: llm.chat("Hello"), 'a conversation is a list of messages such as .*"role".* this is a str'),
+    (lambda llm: llm.chat([]), "a conversation is a list .* this is an empty list"),
+    (lambda llm: llm.chat(["Hello"]), "a conversation is a list .* this has a str in it"),
+    (lambda llm: llm.chat([[]]), "a conversation is a list .* this has an empty list in it"),
+    (lambda llm: llm.get_default_sampling_params(top_q=1), "did you mean top_"),
+]
+
+
+@pytest.mark.parametrize(("use", "message"), MISUSE)
+def test_misuse_says_what_was_expected(llm: LLM, use: Callable[[Any], object], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        use(llm)
+    assert_idle(llm)
+
+
+@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
+@pytest.mark.parametrize(
+    ("values", "error", "message"),
+    [
+        ({"model": 5}, ConfigError, "model must be a name, a path, a hub id or ModelSettings, not 5"),
+        ({"model": "gema3-270m"}, ModelError, "did you mean gemma3-270m?"),
+        (
+            {"settings": {"max_running": 3}},
+            ConfigError,
+            "settings must be EngineSettings, not {'max_",
+        ),
+        ({"max_runing": 3}, ConfigError, "max_runing: no such setting; did you mean max_running?"),
+        ({"max_running": "3"}, ConfigError, "max_running: must be a valid integer"),
+        ({"port": 3}, ConfigError, "port: no such setting"),
+        (
+            {"tensor_parallel_size": 2},
+            ConfigError,
+            "tensor_parallel_size: not a setting of Legato: .",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_as_it_is_asked_for(
+    kind: type[LLM | AsyncLLM], values: dict[str, Any], error: type[LegatoError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        kind(**values)
+
+
+def test_the_async_engine_serves_many_at_once(llm: LLM) -> None:
+    async def use() -> None:
+        async with AsyncLLM(llm.built) as model:
+            texts = [delta.text async for delta in model.stream(FRANCE, greedy())]
+            assert "".join(texts) == " the capital of the country of"
+            one, other = await asyncio.gather(
+                model.generate("The capital of France is", greedy()),
+                model.generate(FRANCE, greedy(20, stop="capital")),
+            )
+            assert (one.token_ids, one.finish_reason) == (ANSWER, "length")
+            assert (other.text, other.finish_reason) == (" the ", "stop")
+            with pytest.raises(RequestError, match="params must be SamplingParams"):
+                model.stream(FRANCE, {"max_tokens": 3})  # type: ignore[arg-type]
+            stream = model.stream(FRANCE, greedy(100))
+            assert (await anext(stream)).text == " the"
+            await stream.aclose()  # type: ignore[attr-defined]
+            while llm.built.engine.has_work:  # the abort is on its way
+                await asyncio.sleep(0.01)
+        with pytest.raises(UnavailableError, match="use it within `async with"):
+            await model.generate(FRANCE)
+
+    asyncio.run(asyncio.wait_for(use(), 60))
+    assert_idle(llm)
+
+
+def test_the_async_engine_answers_conversations(chatty: LLM) -> None:
+    async def use() -> None:
+        async with AsyncLLM(chatty.built) as model:
+            assert await model.chat(HELLO, greedy(3)) == expected
+
+    (expected,) = chatty.chat(HELLO, greedy(3))
+    asyncio.run(asyncio.wait_for(use(), 60))

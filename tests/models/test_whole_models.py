@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import BOS, EOS, SMALL, TURN, write_folder
 
+from legato import SamplingParams
 from legato.config import EngineSettings, ModelSettings
-from legato.core.request import SamplingParams
 from legato.engine.build import Built, build
 from legato.engine.llm import LLM
 from legato.errors import ConfigError, ModelError, RequestError
@@ -52,8 +52,8 @@ def test_every_id_of_the_list_in_generation_config_ends_a_reply(
     """F-10: whichever it is, its text is not shown; to ignore the end means the whole list."""
     built = load(model_folder)
     assert (built.tokenizer.eos_id, built.tokenizer.eos_ids) == (EOS, {EOS, TURN})
-    params = SamplingParams(max_tokens=5, temperature=0.0, logit_bias=((end, 100.0),))
-    (reply,) = LLM(built).generate([PROMPT], params, ignore_eos=ignored, show_progress=False)
+    params = SamplingParams(max_tokens=5, temperature=0.0, logit_bias={end: 100.0}, ignore_eos=ignored)
+    (reply,) = LLM(built).generate([PROMPT], params, show_progress=False)
     expected = ((end,) * 5, "length") if ignored else ((end,), "stop")
     assert (reply.token_ids, reply.finish_reason, reply.text) == (*expected, "")
 
@@ -148,7 +148,7 @@ def test_files_may_mix_float_types(folder: Path) -> None:
         tensors = {name: tensor.to(types[i % 3]) for i, (name, tensor) in enumerate(load_file(path).items())}
         save_file(tensors, path)
     (reply,) = LLM(load(folder)).generate(
-        [PROMPT], SamplingParams(max_tokens=3), ignore_eos=True, show_progress=False
+        [PROMPT], SamplingParams(max_tokens=3, ignore_eos=True), show_progress=False
     )
     assert len(reply.token_ids) == 3
 

@@ -1,0 +1,161 @@
+"""How a library's user wants replies to be made: checked at once, with errors that say what was expected.
+
+`legato.SamplingParams` has vLLM's names. It is made of plain values and texts; the engine's own parameters
+(`legato.core.request`) and the rules for a reply's text are made from it, with the model's tokenizer.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, SkipValidation, ValidationError, model_validator
+
+from legato.config.faults import as_config_error
+from legato.core import request
+from legato.core.request import Constraint
+from legato.engine.output import TextRules
+from legato.errors import RequestError
+from legato.text.sampling_defaults import SamplingDefaults
+from legato.text.stop import StopStrings
+from legato.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass as _Checked
+else:
+
+    class _Checked(type(BaseModel)):
+        """Makes what is wrong with a call of a class a `RequestError`."""
+
+        def __call__(self, *arguments: object, **values: object) -> object:
+            if arguments:
+                raise RequestError(
+                    f"{self.__name__} takes parameters by name: {self.__name__}(max_tokens=16)"
+                )
+            try:
+                return super().__call__(**values)
+            except ValidationError as error:
+                raise _refusal(error, self) from None
+
+
+EXPECTED = {
+    "stop": "a text or a list of texts",
+    "stop_token_ids": "a list of token ids",
+    "bad_words": "a list of texts or of lists of token ids",
+    "allowed_token_ids": "a list of token ids",
+    "logit_bias": "numbers by token id, such as {5: -1.5}",
+}
+"""What parameters must be for which pydantic tries several types."""
+
+
+def _refusal(error: ValidationError, kind: type[BaseModel]) -> RequestError:
+    name = str(error.errors()[0]["loc"][0])
+    if name in EXPECTED:
+        return RequestError(f"{kind.__name__}: {name} must be {EXPECTED[name]}", param=name)
+    fault = as_config_error(error, kind.__name__, kind)
+    return RequestError(fault.message.replace("no such setting", "no such parameter"), param=name)
+
+
+class SamplingParams(BaseModel, metaclass=_Checked):
+    """How the tokens of a reply are chosen, and when it ends."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True, allow_inf_nan=False
+    )
+
+    max_tokens: int = 16
+    """Most tokens of the reply. 0 only with `prompt_logprobs`: no reply at all."""
+    min_tokens: int = 0
+    """Nothing ends the reply before it has this many tokens."""
+    temperature: float = 1.0
+    """0 is greedy: always the most likely token."""
+    top_k: int = 0
+    """Only the k most likely tokens; 0 or -1: all."""
+    top_p: float = 1.0
+    """Only the smallest set of most likely tokens with at least this probability."""
+    min_p: float = 0.0
+    """No token that is less likely than this share of the most likely one."""
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    """Makes the draws repeatable."""
+    stop: str | Sequence[str] = ()
+    """Texts that end the reply; they are cut off."""
+    stop_token_ids: set[int] | frozenset[int] | Sequence[int] = ()
+    """Tokens that end the reply, besides the model's own."""
+    include_stop_str_in_output: bool = False
+    """What ended the reply stays in its text."""
+    ignore_eos: bool = False
+    """The model's own end tokens do not end the reply."""
+    skip_special_tokens: bool = True
+    """Tokens that steer the model add no text."""
+    bad_words: Sequence[str | Sequence[int]] = ()
+    """Texts, or runs of token ids, that the reply does not contain."""
+    allowed_token_ids: set[int] | frozenset[int] | Sequence[int] | None = None
+    """The only tokens that may come; None: all."""
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
+    """Amounts to add to the logits of tokens, by id."""
+    logprobs: int | None = None
+    """Log-probability of each token, and of this many most likely ones in its place. None: neither."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt."""
+    constraint: SkipValidation[Constraint | None] = None
+    """The form of the reply, such as a compiled grammar of `legato.text.grammar`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "SamplingParams":
+        if self.constraint is not None and not callable(getattr(self.constraint, "matcher", None)):
+            raise RequestError("constraint must be a compiled grammar", param="constraint")
+        self._for_engine((), frozenset())
+        StopStrings(self._stops)
+        return self
+
+    def for_engine(self, tokenizer: Tokenizer) -> request.SamplingParams:
+        """The engine's parameters, for the model of a tokenizer."""
+        runs: dict[tuple[int, ...], None] = {}
+        for word in self.bad_words:
+            forms = (word, f" {word}") if isinstance(word, str) else ()
+            runs |= dict.fromkeys(tuple(tokenizer.encode(form, add_special_tokens=False)) for form in forms)
+            runs |= {} if isinstance(word, str) else {tuple(word): None}
+        return self._for_engine(tuple(runs), frozenset() if self.ignore_eos else tokenizer.eos_ids)
+
+    @property
+    def text_rules(self) -> TextRules:
+        """How the text of the reply is made of its tokens."""
+        return TextRules(
+            stop=self._stops,
+            include_stop=self.include_stop_str_in_output,
+            skip_special=self.skip_special_tokens,
+        )
+
+    @property
+    def _stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def _for_engine(
+        self, bad_words: tuple[tuple[int, ...], ...], eos_ids: frozenset[int]
+    ) -> request.SamplingParams:
+        allowed, bias = self.allowed_token_ids, self.logit_bias
+        return request.SamplingParams(
+            max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
+            temperature=self.temperature,
+            top_k=max(self.top_k, 0) if self.top_k >= -1 else self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            seed=self.seed,
+            logit_bias=tuple(bias.items() if isinstance(bias, Mapping) else bias),
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            allowed_token_ids=None if allowed is None else frozenset(allowed),
+            bad_words=bad_words,
+            stop_token_ids=frozenset(self.stop_token_ids) | eos_ids,
+            constraint=self.constraint,
+        )
+
+
+def defaults_of(model: SamplingDefaults, **changes: Any) -> SamplingParams:
+    """What a model's makers want where nothing is said, with changes."""
+    return SamplingParams(**{**model.changed, **changes})

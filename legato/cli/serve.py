@@ -22,6 +22,7 @@ from legato.config import ServerSettings, Settings, in_seconds
 from legato.engine.async_engine import AsyncEngine
 from legato.engine.engine import Engine
 from legato.errors import ConfigError
+from legato.metrics.http_series import HttpSeries
 from legato.metrics.journal import JournalFile
 from legato.metrics.prometheus import CONTENT_TYPE, Metrics
 from legato.metrics.target_log import TargetLog
@@ -207,6 +208,8 @@ def _service(served: Served, settings: Settings, keys: ApiKeys, *, own_machine_o
             ttft=in_seconds(settings.engine.ttft_target_ms), tpot=in_seconds(settings.engine.tpot_target_ms)
         ),
     )
+    http = HttpSeries()
+    metrics.registry.register(http)
     served.engine.observe(metrics)
     served.engine.observe(ThroughputLog())
     served.engine.observe(TargetLog())
@@ -229,6 +232,7 @@ def _service(served: Served, settings: Settings, keys: ApiKeys, *, own_machine_o
         takes_priority=settings.engine.policy == "priority",
         vocab_size=config.vocab_size,
         metrics_text=lambda: (metrics.render(), CONTENT_TYPE),
+        http=http,
         version={"version": __version__, "python": platform.python_version()}
         | {name: choice for name, choice in served.choices.items() if name == "simulated"},
         limits=Limits(

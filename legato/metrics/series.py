@@ -28,6 +28,10 @@ class Scalar:
     def add(self, amount: float, *row: str) -> None:
         self.values[row] += amount
 
+    def count(self, *row: str) -> None:
+        """Add one, to a row that may be new."""
+        self.values[row] = self.values.get(row, 0.0) + 1
+
     def set(self, value: float, *row: str) -> None:
         self.values[row] = value
 

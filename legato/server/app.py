@@ -43,7 +43,7 @@ def create_app(service: Service) -> FastAPI:
         app.add_middleware(
             OwnMachineGuard, allowed_hosts=service.allowed_hosts, allowed_origins=service.allowed_origins
         )
-    app.add_middleware(Entrance, service.access_log)
+    app.add_middleware(Entrance, service.http, service.access_log)
     makers = (completion_routes, chat_routes, model_routes, token_routes, status_routes)
     routers = [routes(service) for routes in makers]
     paths = [route.path for router in routers for route in router.routes if isinstance(route, Route)]

@@ -1,5 +1,5 @@
 """The outermost layer: gives every response a request id, every bug an answer, every request a line in the
-access log.
+access log and a place in the metrics.
 
 A client's id is a label to be echoed; nothing inside uses it, so it need not be unique.
 """
@@ -12,7 +12,8 @@ import time
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from legato.server.failures import CLIENT_GONE, error_response, known
+from legato.metrics.http_series import NO_ROUTE, HttpSeries
+from legato.server.failures import CLIENT_GONE, REFUSAL, error_response, known
 
 HEADER = "X-Request-ID"
 MAX_ID_CHARS = 128
@@ -26,8 +27,9 @@ class Entrance:
     """ASGI middleware. Paths go to the log as they came: its formatter escapes them. Query strings do not go
     there: some clients put keys into them."""
 
-    def __init__(self, app: ASGIApp, access_log: bool) -> None:
+    def __init__(self, app: ASGIApp, http: HttpSeries, access_log: bool) -> None:
         self._app = app
+        self._http = http
         self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,8 +56,15 @@ class Entrance:
                 raise  # the server closes the connection: a cut answer must not look complete
             await response(scope, receive, labelled)
         finally:
+            ended = CLIENT_GONE if status is None else status
+            self._http.ended(
+                route=getattr(scope.get("route"), "path_format", NO_ROUTE),
+                method=scope["method"],
+                status=ended,
+                refusal=scope.get(REFUSAL),
+            )
             if self._access_log:
-                _log(scope, CLIENT_GONE if status is None else status, time.monotonic() - began, request_id)
+                _log(scope, ended, time.monotonic() - began, request_id)
 
 
 def _label(sent: str) -> str:

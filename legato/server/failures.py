@@ -6,13 +6,14 @@ bug of ours: it is logged, and the client learns nothing of it.
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from legato.errors import (
     DeadlineError,
@@ -25,6 +26,8 @@ from legato.errors import (
 
 logger = logging.getLogger(__name__)
 
+REFUSAL = "legato.refusal"
+"""Key of a scope."""
 RETRY_AFTER_S = 1
 CLIENT_GONE = 499
 """nginx's status for an answer that nobody waits for any more; it is only ever logged."""
@@ -46,6 +49,27 @@ def _text(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
+class ErrorResponse(JSONResponse):
+    """Leaves in the scope why the request was refused, for the metrics."""
+
+    def __init__(self, error: LegatoError, *, status: int, headers: Mapping[str, str] | None) -> None:
+        super().__init__(error_body(error), status_code=status, headers=headers)
+        self._reason = _reason(error)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[REFUSAL] = self._reason
+        await super().__call__(scope, receive, send)
+
+
+def _reason(error: LegatoError) -> str:
+    """One word for the metrics."""
+    if error.code is not None:
+        return error.code
+    if isinstance(error, UnavailableError):
+        return "unavailable"
+    return "invalid_request" if isinstance(error, RequestError) else "server_error"
+
+
 def error_response(error: LegatoError, *, headers: dict[str, str] | None = None) -> Response:
     if isinstance(error, UnavailableError):
         # Another connection may lead to another server, which takes requests.
@@ -54,7 +78,7 @@ def error_response(error: LegatoError, *, headers: dict[str, str] | None = None)
         headers = {"Retry-After": str(error.retry_after_s)}
     elif isinstance(error, DeadlineError):
         headers = {"X-Should-Retry": "false"}  # OpenAI's clients would try again, with nobody waiting
-    return JSONResponse(error_body(error), status_code=error.status, headers=headers)
+    return ErrorResponse(error, status=error.status, headers=headers)
 
 
 def known(error: Exception) -> LegatoError:
@@ -83,7 +107,7 @@ def install(app: FastAPI, paths: Collection[str]) -> None:
             hint = f"; there is {meant}" if meant else ""
             return error_response(NotFoundError(f"no such path{hint}", code="not_found"))
         refused = RequestError(f"{request.method[:20]} is not possible here", code="method_not_allowed")
-        return JSONResponse(error_body(refused), status_code=error.status_code, headers=error.headers)
+        return ErrorResponse(refused, status=error.status_code, headers=error.headers)
 
     app.add_exception_handler(LegatoError, _legato_error)
     app.add_exception_handler(HTTPException, http_error)

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from legato.errors import UnavailableError
+from legato.metrics.http_series import HttpSeries
 from legato.server.entrance import Entrance
 from legato.server.failures import error_response
 from legato.server.guards import ALIVE_PATHS
@@ -27,7 +28,7 @@ def lobby(listener: socket.socket) -> Iterator[None]:
     """Answer on `listener` (see `bind`) until the block is left. Raises `ConfigError` if someone else listens
     there by now."""
     listen(listener)
-    server = Silent(http_config(Entrance(_loading, access_log=False), flush=1))
+    server = Silent(http_config(Entrance(_loading, HttpSeries(), access_log=False), flush=1))
     shared = listener.dup()  # uvicorn closes what it is given
     thread = threading.Thread(
         target=lambda: asyncio.run(server.serve(sockets=[shared])), name="legato-lobby", daemon=True

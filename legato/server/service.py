@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from legato.engine.async_engine import AsyncEngine
 from legato.errors import RequestError, UnavailableError
+from legato.metrics.http_series import HttpSeries
 from legato.server.guards import ApiKeys
 from legato.server.unknown_fields import UnknownFields
 from legato.text.chat import ChatTemplate
@@ -84,6 +85,8 @@ class Service:
     """Whether requests may say how urgent they are."""
     metrics_text: Callable[[], tuple[bytes, str]]
     """The metrics page and its content type; may be called in any thread."""
+    http: HttpSeries = field(default_factory=HttpSeries)
+    """Counts requests. Whoever makes the metrics page puts it there."""
     version: Mapping[str, str]
     """What `GET /version` says."""
     limits: Limits = Limits()

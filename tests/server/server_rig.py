@@ -21,6 +21,7 @@ from legato.core.scheduler import Scheduler, SchedulerConfig
 from legato.engine.async_engine import AsyncEngine
 from legato.engine.engine import Engine
 from legato.engine.fake import FakeRunner, next_token
+from legato.metrics.http_series import HttpSeries
 from legato.metrics.prometheus import CONTENT_TYPE, Metrics
 from legato.server.app import create_app
 from legato.server.event_loop import Turns, run
@@ -140,6 +141,8 @@ def build_service(
     scheduler = Scheduler(config, BlockPool(NUM_BLOCKS, BLOCK_SIZE))
     metrics = Metrics(model_name=MODEL, budget=BUDGET, blocks=scheduler.blocks)
     engine = Engine(scheduler, runner, clock=time.monotonic)
+    http = HttpSeries()
+    metrics.registry.register(http)
     engine.observe(metrics)
     service = Service(
         engine=AsyncEngine(engine, FakeTokenizer(), **(engine_options or {})),
@@ -149,6 +152,7 @@ def build_service(
         vocab_size=VOCAB,
         grammars=fake_grammars(),
         metrics_text=lambda: (metrics.render(), CONTENT_TYPE),
+        http=http,
         version={"version": "0.0.0"},
     )
     return replace(service, **changes)  # type: ignore[arg-type]

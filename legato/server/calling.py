@@ -5,6 +5,8 @@ import secrets
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
 
 from legato.errors import RequestError
 from legato.server.answer import Json
@@ -15,8 +17,10 @@ from legato.server.structured import asked_form, compiled, content_form
 from legato.server.tools import FunctionTool, Named, Tool
 from legato.text.grammar import Grammar, Grammars
 from legato.text.grammar_trial import Schema, Source
+from legato.text.tool_call_grammar import Function, calls_source
 from legato.text.tool_call_parser import Call, Content, Piece, ToolCallParser
-from legato.text.tool_calls import Function, ToolFormat, calls_source, in_plain_words
+from legato.text.tool_calls import in_plain_words
+from legato.text.tool_format import ToolFormat
 
 NO_ARGUMENTS: Mapping[str, object] = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -66,33 +70,54 @@ class Calling:
     form: Grammar
     format: ToolFormat
     names: frozenset[str]
-    marker_ids: frozenset[int]
-    """Special tokens that are shown as text, since they begin calls."""
+    content: Literal["text", "json"] | None
+    """What a reply may be instead of calls."""
+    calls_alone: Grammar | None
+    """Of the calls without the content, where only that tells them apart."""
+    shown: frozenset[int]
+    """Special tokens that are shown as text: words of the form."""
+    named: bool
+    """Whether the client said which function is called."""
+
+    def parser(self) -> ToolCallParser:
+        may_call = None if self.calls_alone is None else self.calls_alone.text_matcher().push
+        return ToolCallParser(self.format, self.names, content=self.content, may_call=may_call)
 
 
 async def calling(body: ChatBody, service: Service) -> Calling | None:
     """None if nothing can be called. Raises `RequestError` that names a schema at fault."""
-    use, choice = service.tool_use, body.tool_choice
+    use, choice, grammars = service.tool_use, body.tool_choice, service.grammars
     if not offered(body) or use is None:
         return None
     named = choice.name if isinstance(choice, Named) else None
-    marker_id = service.tokenizer.special_id(use.format.marker)
+    special = {
+        word: id for word in use.format.words if (id := service.tokenizer.special_id(word)) is not None
+    }
 
-    def described() -> Source:
-        return calls_source(
+    def described() -> tuple[Schema | Literal["text"] | None, Source, Source]:
+        source = partial(
+            calls_source,
             use.format,
-            functions(body.tools, named, service.grammars),
-            content=content_form(body.response_format, service.grammars) if choice == "auto" else None,
+            functions(body.tools, named, grammars),
             parallel=body.parallel_tool_calls and named is None,
-            marker_id=marker_id,
+            special=special,
         )
+        content = content_form(body.response_format, grammars) if choice == "auto" else None
+        return content, source(content=content), source(content=None)
 
-    source = await asyncio.to_thread(described)
+    content, source, calls_alone = await asyncio.to_thread(described)
+    form = await compiled("tools", source, grammars)
+    is_json = isinstance(content, Schema)
     return Calling(
-        form=await compiled("tools", source, service.grammars),
+        form=form,
         format=use.format,
         names=frozenset(tool.function.name for tool in body.tools if named in (None, tool.function.name)),
-        marker_ids=frozenset() if marker_id is None else frozenset((marker_id,)),
+        content="json" if isinstance(content, Schema) else content,
+        calls_alone=await compiled("tools", calls_alone, grammars, quiet=True)
+        if is_json and not use.format.marker
+        else None,
+        shown=frozenset(special.values()),
+        named=named is not None,
     )
 
 
@@ -124,7 +149,8 @@ class CallsInReply:
 
     def __init__(self, calling: Calling) -> None:
         self._format = calling.format
-        self._parser = ToolCallParser(calling.format, calling.names)
+        self._parser = calling.parser()
+        self._named = calling.named
         self._num_calls = 0
 
     def deltas(self, part: Part) -> list[Json]:
@@ -152,8 +178,10 @@ class CallsInReply:
         return {**message, "content": content or None, "tool_calls": calls}
 
     def finish_reason(self, part: Part) -> str | None:
-        """Of a reply that its part ends. One cut by a stop string in the middle of a call has none to run."""
+        """Of a reply that its part ends. One cut by a stop string in the middle of a call has none to run. A
+        call of the function that the client named ends with "stop", as OpenAI's do."""
         called = self._num_calls > 0 and part.finish_reason == "stop" and not self._parser.in_call
+        called = called and not self._named
         return "tool_calls" if called else part.finish_reason
 
     def _delta(self, piece: Piece) -> Json:

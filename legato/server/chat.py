@@ -118,7 +118,7 @@ async def _prepare(service: Service, body: ChatBody, arrival: float) -> tuple[Ge
     generation = Generation(
         prompts=(prompt,),
         params=params,
-        text=replace(text_rules(body), shown=frozenset() if calls is None else calls.marker_ids),
+        text=replace(text_rules(body), shown=frozenset() if calls is None else calls.shown),
         num_truncated=num_truncated(body, [whole], [prompt]),
         n=body.n,
         arrival=arrival,

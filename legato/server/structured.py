@@ -122,10 +122,10 @@ async def constraint(fields: StructuredFields, grammars: Grammars) -> Grammar | 
     return await compiled(param, source, grammars)
 
 
-async def compiled(param: str, source: Source, grammars: Grammars) -> Grammar:
+async def compiled(param: str, source: Source, grammars: Grammars, *, quiet: bool = False) -> Grammar:
     """The grammar of `source`, which the field `param` asked for."""
     try:
-        return await asyncio.wrap_future(grammars.compile(source))
+        return await asyncio.wrap_future(grammars.compile(source, quiet=quiet))
     except RequestError as error:
         if error.param is not None:
             raise

@@ -13,12 +13,14 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from threading import BoundedSemaphore, Lock
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from legato.errors import ConstraintError, QueueFullError, RequestError
 from legato.text.grammar_trial import Schema, Source, Trial, Tried, WorkLimits, reason, schema_at
+from legato.text.grammar_worker import Bytes
 from legato.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -68,8 +70,9 @@ class Grammars:
         self._lock = Lock()
         self._places = BoundedSemaphore(self.limits.waiting)
 
-    def compile(self, source: Source) -> "Future[Grammar]":
-        """The grammar of `source`, at once if it is a known one. From any thread.
+    def compile(self, source: Source, *, quiet: bool = False) -> "Future[Grammar]":
+        """The grammar of `source`, at once if it is a known one. From any thread. What is left out of it is
+        logged, if not `quiet`.
 
         It fails with `RequestError`: the reason, or the limit and what is asked for; with `QueueFullError` if
         it waited for too long. Raises `QueueFullError` if too many wait.
@@ -82,7 +85,7 @@ class Grammars:
         if not self._places.acquire(blocking=False):
             most = self.limits.waiting
             raise self._busy(f"{most} grammars wait to be compiled, at most {most} may")
-        future = self._thread.submit(self._compile, source, time.monotonic())
+        future = self._thread.submit(self._compile, source, time.monotonic(), quiet)
         future.add_done_callback(lambda _: self._places.release())
         return future
 
@@ -96,7 +99,7 @@ class Grammars:
     def _busy(self, problem: str) -> QueueFullError:
         return QueueFullError(problem, retry_after_s=math.ceil(self.limits.compile_s))
 
-    def _compile(self, source: Source, asked: float) -> "Grammar":
+    def _compile(self, source: Source, asked: float, quiet: bool) -> "Grammar":
         """`asked`: when."""
         if self._tokens is None:
             raise RequestError("not possible with a model that has no end-of-text token")
@@ -111,7 +114,7 @@ class Grammars:
             raise RequestError(f"has {size} bytes, at most {most} possible")
         tried = self._trial.run(source)
         grammar = Grammar(self._tokens, tried, self.limits.work)
-        if tried.left_out:
+        if tried.left_out and not quiet:
             more = len(tried.left_out) - MOST_LOGGED
             listed = ", ".join(tried.left_out[:MOST_LOGGED]) + (f" and {more} more" if more > 0 else "")
             logger.warning("schema keywords that cannot be followed were left out: %s", listed)
@@ -164,9 +167,8 @@ class Grammar:
         """Raises `RequestError` if no reply can have it."""
         self.left_out = tried.left_out
         """Keywords of its schemas that it does not follow, as paths."""
-        self._beginning = LLMatcher(
-            tokens, tried.grammar, log_level=0, limits=LLParserLimits(**asdict(limits))
-        )
+        self._tried, self._limits = tried, limits
+        self._beginning = self._new_matcher(tokens)
         if not self._beginning.is_error():
             self._beginning.compute_bitmask()  # its work is then done for every reply
         if self._beginning.is_error():
@@ -174,6 +176,29 @@ class Grammar:
 
     def matcher(self) -> "GrammarMatcher":
         return GrammarMatcher(self._beginning)
+
+    def text_matcher(self) -> "TextMatcher":
+        return TextMatcher(self._of_bytes.deep_copy())
+
+    @cached_property
+    def _of_bytes(self) -> LLMatcher:
+        return self._new_matcher(LLTokenizer(TokenizerWrapper(Bytes(0))))
+
+    def _new_matcher(self, tokens: LLTokenizer) -> LLMatcher:
+        limits = LLParserLimits(**asdict(self._limits))
+        return LLMatcher(tokens, self._tried.grammar, log_level=0, limits=limits)
+
+
+class TextMatcher:
+    """Follows a text, whatever its tokens."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def push(self, text: str) -> bool:
+        """Whether the text so far, this included, is the beginning of one that has the form."""
+        ids = list(text.encode())
+        return self._matcher.try_consume_tokens(ids) == len(ids)
 
 
 class GrammarMatcher:

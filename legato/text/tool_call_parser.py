@@ -1,15 +1,17 @@
 """Finds calls of tools in a reply's text, as it comes.
 
-A call counts from the moment its arguments begin; from then on these are passed on as they are, to their end
-or the reply's. What looks like a call and is none (an unknown function, other keys) is text like any other,
-markers and all. Does not know grammars, tokens or JSON bodies.
+It follows the definition that the reply's grammar is made of (`tool_format`), so it never repairs a call. A
+call is told from the moment its arguments begin; from then on these are passed on as they are, to their end
+or the reply's. Where a reply ends between a marker, or a known function's name, and the arguments, what was
+there of the call is left out. Does not know grammars, tokens or JSON bodies.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Literal
 
-from legato.text.tool_calls import ToolFormat
+from legato.text.tool_format import BLANKS, FENCED, FRAMELESS, HEAD, MAX_BLANKS, Frame, ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,40 +37,10 @@ class Arguments:
 
 Piece = Content | Call | Arguments
 
-_BLANKS = " \n\t\r"
-MAX_BLANKS = 64
-"""In one place of a call. What may become one is read again with each token: a reply of blanks must not make
-that long."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Frame:
-    """What stands around calls, apart from blanks."""
-
-    first: tuple[str, ...]
-    """Before the first call."""
-    after: tuple[str, ...]
-    """After each."""
-    next: str
-    """Before each further one; "" if there is none."""
-    close: str
-    """After all."""
-
-
-def _texts(*parts: str) -> tuple[str, ...]:
-    return tuple(filter(None, (part.strip() for part in parts)))
-
-
-BARE = tuple(
-    _Frame(first=_texts(fence), after=_texts(end), next="", close="")
-    for fence, end in (("```json", "```"), ("```", "```"), ("", ""))
-)
-"""A reply that is one call and nothing else needs no marker; small models leave it out."""
-
 
 class _State(Enum):
     START = auto()
-    """The reply may be nothing but a call, without any marker."""
+    """Nothing is decided."""
     TEXT = auto()
     """Looking for the marker."""
     HEAD = auto()
@@ -79,28 +51,41 @@ class _State(Enum):
     BETWEEN = auto()
     """From a call's end to the next call, or the end of all."""
     NO_CALLS = auto()
-    """All that is left is text."""
+    """All that is left is content."""
 
 
 class ToolCallParser:
     """Follows one reply."""
 
-    def __init__(self, format: ToolFormat, names: Collection[str]) -> None:
+    def __init__(
+        self,
+        format: ToolFormat,
+        names: Collection[str],
+        *,
+        content: Literal["text", "json"] | None = "text",
+        may_call: Callable[[str], bool] | None = None,
+    ) -> None:
+        """`content` is what the reply may be instead of calls, as in its grammar.
+
+        `may_call` is given more and more of the reply, and says whether this may still become a valid call.
+        It is needed where JSON stands beside calls without a marker: some texts are the beginnings of both.
+        """
         self._format = format
         self._names = names
-        self._outside = _State.TEXT if format.marker else _State.NO_CALLS
-        """The state in text after something that is no call, or after all calls."""
+        self._content = content
+        self._may_call = may_call
+        text_with_calls = content == "text" and format.marker
+        self._outside = _State.TEXT if text_with_calls else _State.NO_CALLS
+        """The state in content after something that is no call, or after all calls."""
         self._state = _State.START
         self._held = ""
         """Text that is not decided yet."""
-        self._marked = _Frame(
-            first=_texts(format.marker, format.before),
-            after=_texts(format.after),
-            next=(format.between or "").strip(),
-            close=format.close.strip(),
-        )
-        self._frame = self._marked
+        self._asked = 0
+        """Characters of it that `may_call` was given."""
+        self._frame = format.frame
         """Of the calls that are read."""
+        self._named = False
+        """Whether what is held has the name of a known function, so that only a call can follow."""
         self._first = True
         """Whether the next call is the first of its frame."""
         self._json = _JsonEnd()
@@ -129,14 +114,34 @@ class ToolCallParser:
 
     def flush(self) -> list[Piece]:
         """The rest, once the reply is complete."""
+        self._may_call = None  # what may be a call now is one
+        pieces = self.push("")
         held, self._held = self._held, ""
-        undecided = self._state in (_State.START, _State.TEXT, _State.HEAD, _State.NO_CALLS)
-        return [Content(held)] if held and undecided else []
+        undecided = self._state in (_State.START, _State.TEXT, _State.NO_CALLS)
+        if held and undecided and not self._named and self._content is not None:
+            pieces.append(Content(held))
+        return pieces
 
     # Each step takes what it can from `_held` and says whether to go on with the rest.
 
     def _read_start(self, pieces: list[Piece]) -> bool:
-        for frame in BARE:
+        if self._may_call is not None:
+            asked, self._asked = self._asked, len(self._held)
+            if self._may_call(self._held[asked:]):
+                return False
+            self._state = _State.NO_CALLS
+            return True
+        marker = self._format.marker
+        if self._content == "text" or not marker:
+            return self._read_bare((*FENCED, FRAMELESS) if self._content == "text" else (FRAMELESS,), pieces)
+        if len(self._held) < len(marker) and marker.startswith(self._held):
+            return False
+        self._state = _State.HEAD if self._held.startswith(marker) else self._outside
+        return True
+
+    def _read_bare(self, frames: Iterable[Frame], pieces: list[Piece]) -> bool:
+        """A reply that is one call without a marker."""
+        for frame in frames:
             try:
                 self._begin_call(frame, frame.first, pieces)
             except _TooShort:
@@ -158,9 +163,9 @@ class ToolCallParser:
         return True
 
     def _read_head(self, pieces: list[Piece]) -> bool:
-        frame = self._marked
+        frame = self._format.frame
         try:
-            self._begin_call(frame, frame.first if self._first else (frame.next,), pieces)
+            self._begin_call(frame, frame.first if self._first else frame.next, pieces)
         except _TooShort:
             return False
         except _Different:
@@ -168,15 +173,21 @@ class ToolCallParser:
             self._state = self._outside
         return True
 
-    def _begin_call(self, frame: _Frame, before: Iterable[str], pieces: list[Piece]) -> None:
+    def _begin_call(self, frame: Frame, before: Iterable[str], pieces: list[Piece]) -> None:
         """Take a call up to its arguments, if `_held` begins with one; raises what `_past` raises."""
-        at = _past(self._held, 0, (*before, "{", '"name"', ":", '"'))
+        self._named = False
+        at = _past(self._held, 0, (*before, *HEAD, '"'))
         name, quote, _ = self._held[at:].partition('"')
         if not quote and any(known.startswith(name) for known in self._names):
             raise _TooShort
         if not quote or name not in self._names:
             raise _Different
-        at = _past(self._held, at + len(name) + 1, (",", f'"{self._format.arguments}"', ":", "{"))
+        self._named = True
+        try:
+            at = _past(self._held, at + len(name) + 1, (*self._format.joint, "{"))
+        except _Different:
+            self._named = False
+            raise
         pieces.append(Call(name))
         self._held = self._held[at - 1 :]
         self._state, self._json, self._frame = _State.ARGUMENTS, _JsonEnd(), frame
@@ -196,12 +207,12 @@ class ToolCallParser:
             return False
         except _Different:
             end = 0
-        self._held, self._state = self._held[end:], _State.BETWEEN
+        self._held, self._state, self._named = self._held[end:], _State.BETWEEN, False
         return True
 
     def _read_between(self, pieces: list[Piece]) -> bool:  # noqa: ARG002
-        self._held = self._held.lstrip(_BLANKS)
-        following, close = self._frame.next, self._frame.close
+        self._held = self._held.lstrip(BLANKS)
+        following, close = "".join(self._frame.next), "".join(self._frame.close)
         if following and self._held.startswith(following):
             self._state, self._first = _State.HEAD, False
         elif close and self._held.startswith(close):
@@ -236,7 +247,7 @@ def _past(text: str, at: int, literals: Iterable[str]) -> int:
     """Where `text` goes on after the literals that stand from `at` on, with any blanks before each."""
     for literal in literals:
         most = at + MAX_BLANKS
-        while at < len(text) and text[at] in _BLANKS:
+        while at < len(text) and text[at] in BLANKS:
             at += 1
             if at > most:
                 raise _Different

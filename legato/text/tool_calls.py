@@ -1,7 +1,6 @@
-"""How models write calls of tools, by family: the form, a grammar that allows nothing else, and words that
-explain it to a model whose chat template does not.
+"""In which form a model calls tools, and words that explain it to a model whose chat template does not.
 
-Does not know token ids (but that of a marker) or OpenAI's bodies; see `tool_call_parser` for the way back.
+Does not know token ids or OpenAI's bodies. The form itself is in `tool_format`.
 """
 
 import json
@@ -9,59 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal
 
 from legato.errors import RequestError
 from legato.text.chat import ChatTemplate, Message
-from legato.text.grammar import WHITESPACE
-from legato.text.grammar_trial import Schema, Source, schema_at
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolFormat:
-    """`marker before call after between call after .. close`, each call a JSON object of a name and
-    arguments. Blanks may stand wherever JSON has them."""
-
-    name: str
-    marker: str = ""
-    """The text, or the special token, that begins calls; "" if a reply that calls is nothing but the call."""
-    before: str = ""
-    after: str = ""
-    between: str | None = None
-    """None where a reply has one call at most."""
-    close: str = ""
-    arguments: str = "arguments"
-    """The key beside "name"."""
-    short_ids: bool = False
-    """Whether templates take only ids of nine letters and digits."""
-
-    def written(self, calls: Sequence[tuple[str, object]]) -> str:
-        """Calls, (name, arguments) each, as the model would write them. At least one."""
-        made = [
-            json.dumps({"name": name, self.arguments: arguments}, ensure_ascii=False) + self.after
-            for name, arguments in calls
-        ]
-        return self.marker + self.before + (self.between or "\n").join(made) + self.close
-
-
-HERMES: Final = ToolFormat(
-    name="hermes",
-    marker="<tool_call>",
-    before="\n",
-    after="\n</tool_call>",
-    between="\n<tool_call>\n",
-)
-FORMATS: Final = {
-    format.name: format
-    for format in (
-        HERMES,
-        ToolFormat(name="llama3_json", arguments="parameters"),
-        ToolFormat(
-            name="mistral", marker="[TOOL_CALLS]", before="[", between=", ", close="]", short_ids=True
-        ),
-    )
-}
-"""By vLLM's names of its parsers. hermes is that of Hermes 2 and 3, Qwen 2.5 and 3 as well."""
+from legato.text.tool_format import FORMATS, HERMES, ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +24,6 @@ class ToolUse:
 
     def __str__(self) -> str:
         return f"{self.format.name}, explained by " + ("the chat template" if self.native else "the server")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Function:
-    """What can be called."""
-
-    name: str
-    schema: Schema
-    """Of its arguments, which are an object."""
 
 
 @lru_cache(maxsize=16)
@@ -124,78 +65,6 @@ def _probed(template: ChatTemplate) -> str:
 def _probe_pattern(format: ToolFormat) -> str:
     parts = (format.marker, format.before, "{", '"name"', ":", f'"{_PROBE}"', ",", f'"{format.arguments}"')
     return r"\s*".join(re.escape(part.strip()) for part in parts)
-
-
-# -- the grammar ---------------------------------------------------------------------------------------------
-
-_BLANK = f"WS: /({WHITESPACE})?/"
-_TEXT = "TEXT: /(?s:.*)/"
-
-
-def calls_source(
-    format: ToolFormat,
-    functions: Sequence[Function],
-    *,
-    content: Schema | Literal["text"] | None,
-    parallel: bool,
-    marker_id: int | None = None,
-) -> Source:
-    """A grammar of replies that call.
-
-    `content` is what a reply may be instead: nothing, JSON, or text, which may also come before the first
-    call. `marker_id` is the marker's special token.
-    """
-    marker = f"<[{marker_id}]>" if marker_id is not None else _quoted(format.marker)
-    opening = f"{marker} {_literal(format.before)}"
-    more = f"({_literal(format.between)} call)*" if parallel and format.between is not None else ""
-    calls = f"call {more} {_literal(format.close)}"
-    rules = [_BLANK]
-    schemas = [function.schema for function in functions]
-    if content is None:
-        rules.append(f"start: {opening} {calls}")
-    elif isinstance(content, Schema):
-        rules += [f"start: content | {opening} {calls}", f"content: %json {schema_at(len(schemas))}"]
-        schemas.append(content)
-    else:
-        rules += [_TEXT, *_freely(functions, f"{_literal(format.before)} {calls}", marker)]
-    rules.append("call: " + " | ".join(f"call{i} rest{i}" for i in range(len(functions))))
-    for i, function in enumerate(functions):
-        rules += [
-            f'call{i}: WS "{{" WS "\\"name\\"" WS ":" WS {json.dumps(json.dumps(function.name))}',
-            f"rest{i}: bare{i} {_literal(format.after)}",
-            f'bare{i}: WS "," WS "\\"{format.arguments}\\"" WS ":" WS args{i} WS "}}"',
-            f"args{i}: %json {schema_at(i)}",
-        ]
-    return Source(format="lark", text="\n".join(rules), schemas=tuple(schemas))
-
-
-def _freely(functions: Sequence[Function], calls: str, marker: str) -> list[str]:
-    """Rules for text, calls after text, or a call without a marker.
-
-    Lazy tokens end where they first can: text with the first marker in it, after which `calls` must follow;
-    and what begins as a call of a known function must go on as one.
-    """
-    ways = ["TEXT", *(f'lead{i} bare{i} (WS "```")?' for i in range(len(functions)))]
-    rules = [
-        rf'lead{i}[lazy]: /[ \n]*(```(json)?[ \n]*)?\{{[ \n]*"name"[ \n]*:[ \n]*"{re.escape(function.name)}"/'
-        for i, function in enumerate(functions)
-    ]
-    if marker.startswith("<"):
-        ways.append(f"TEXT? {marker} {calls}")
-    elif marker:
-        ways.append(f"open {calls}")
-        rules.append(f"open[lazy]: TEXT {marker}")
-    return ["start: " + " | ".join(ways), *rules]
-
-
-def _quoted(text: str) -> str:
-    """Lark for a text of the form; nothing for none."""
-    return json.dumps(text) if text else ""
-
-
-def _literal(text: str | None) -> str:
-    """The same, and blanks before it."""
-    return f"WS {json.dumps(text.strip())}" if text is not None and text.strip() else ""
 
 
 # -- our own words -------------------------------------------------------------------------------------------

@@ -18,8 +18,9 @@ from legato.core.scheduler import Scheduler, SchedulerConfig
 from legato.engine.engine import Engine
 from legato.engine.llm import LLM, Completion
 from legato.text.grammar import Grammar, Grammars, json_source, regex_source
+from legato.text.tool_call_grammar import Function, calls_source
 from legato.text.tool_call_parser import Arguments, Call, ToolCallParser
-from legato.text.tool_calls import HERMES, Function, calls_source
+from legato.text.tool_format import HERMES
 
 PROMPT = "A person as JSON, Ann who is seven years old and likes red and blue:\n"
 SCHEMA: dict[str, Any] = {

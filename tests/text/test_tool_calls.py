@@ -19,17 +19,10 @@ from legato.text.detokenizer import Detokenizer
 from legato.text.grammar import Grammar, Grammars
 from legato.text.grammar_trial import Schema
 from legato.text.tokenizer import tokenizer_from_gguf
+from legato.text.tool_call_grammar import Function, calls_source
 from legato.text.tool_call_parser import Arguments, Call, Content, Piece, ToolCallParser
-from legato.text.tool_calls import (
-    FORMATS,
-    HERMES,
-    Function,
-    ToolFormat,
-    ToolUse,
-    calls_source,
-    in_plain_words,
-    tool_use,
-)
+from legato.text.tool_calls import ToolUse, in_plain_words, tool_use
+from legato.text.tool_format import FORMATS, HERMES, ToolFormat
 
 LLAMA, MISTRAL = FORMATS["llama3_json"], FORMATS["mistral"]
 WEATHER = {
@@ -193,7 +186,9 @@ def test_a_marker_that_is_a_special_token_comes_as_that_token(grammars: Grammars
     functions = [Function(name="stop-it", schema=grammars.schema({"type": "object"}, strict=True))]
 
     def allowed(content: Literal["text"] | None, text: str) -> set[int]:
-        source = calls_source(format, functions, content=content, parallel=True, marker_id=marker_id)
+        source = calls_source(
+            format, functions, content=content, parallel=True, special={"<|im_start|>": marker_id}
+        )
         ids = tokenizer.encode(text, add_special_tokens=False, parse_special=True)
         return set(ids_of(compiled(special, source).matcher().mask(ids)))
 
@@ -207,6 +202,19 @@ def test_a_marker_that_is_a_special_token_comes_as_that_token(grammars: Grammars
     assert "".join(map(shown.push, [marker_id, opening])) == "<|im_start|>["
     hidden = Detokenizer(tokenizer)
     assert "".join(map(hidden.push, [marker_id, opening])) == "["
+
+
+def test_every_word_of_the_form_that_is_a_special_token_comes_as_that_token() -> None:
+    tokenizer = tokenizer_from_gguf(merged_metadata())
+    marker_id = tokenizer.special_id("<|im_start|>")
+    assert marker_id is not None
+    special = Grammars(tokenizer, tokenizer.vocab_size)
+    format = replace(HERMES, marker="<|im_start|>", before="", between="<|im_start|>", after="")
+    functions = [Function(name="stop-it", schema=special.schema({"type": "object"}, strict=True))]
+    source = calls_source(format, functions, content=None, parallel=True, special={"<|im_start|>": marker_id})
+    call = '<|im_start|>{"name": "stop-it", "arguments": {}}'
+    ids = tokenizer.encode(call, add_special_tokens=False, parse_special=True)
+    assert marker_id in ids_of(compiled(special, source).matcher().mask(ids))
 
 
 # -- parsing -------------------------------------------------------------------------------------------------
@@ -281,8 +289,9 @@ NO_CALLS = {
     "an unknown function": (HERMES, '<tool_call>{"name": "rm", "arguments": {}}</tool_call>'),
     "other keys": (HERMES, '<tool_call>{"name": "stop-it", "params": {}}</tool_call>'),
     "arguments that are no object": (HERMES, '<tool_call>{"name": "stop-it", "arguments": 5}</tool_call>'),
-    "cut off": (HERMES, 'x <tool_call>{"name": "stop-it", "argum'),
-    "blanks": (HERMES, "\n\n<tool_call>\n\n\n"),
+    "half a marker": (HERMES, "x <tool_cal"),
+    "half a name": (LLAMA, '{"name": "stop-'),
+    "a name that goes on": (LLAMA, '{"name": "stop-it-now", "parameters": {'),
     "another language": (HERMES, "```python\nprint()\n```"),
     "JSON of another kind": (HERMES, '```json\n{"city": "Paris"}\n```'),
     "two fences": (HERMES, "``````"),
@@ -304,6 +313,27 @@ def test_a_call_that_is_cut_off_keeps_its_arguments_so_far(cuts: list[int]) -> N
     text = HERMES.written([PARIS])
     assert pieces_of(HERMES, text[:-40], cuts)[0] == Call("get.weather")
     assert pieces_of(HERMES, text[: text.index("ris")], cuts)[1:] == [Arguments('{"city": "P\\"a}')]
+
+
+CUT_CALLS = {
+    "after the marker": (HERMES, "x <tool_call>", [Content("x ")]),
+    "in blanks": (HERMES, "\n\n<tool_call>\n\n\n", [Content("\n\n")]),
+    "in the head": (HERMES, 'x <tool_call>{"name": "stop-it", "argum', [Content("x ")]),
+    "in the name": (MISTRAL, '[TOOL_CALLS][{"name": "st', []),
+    "after the name": (LLAMA, '{"name": "stop-it"', []),
+    "in a fence": (HERMES, '```json\n{"name": "stop-it", "arguments"', []),
+    "in the head of another": (HERMES, HERMES.written([STOP]) + '\n<tool_call>\n{"na', found(STOP)),
+    "before the end of a fence": (LLAMA, '```\n{"name": "stop-it", "parameters": {}}\n``', found(STOP)),
+    "before the end of the form": (MISTRAL, MISTRAL.written([STOP])[:-1], found(STOP)),
+}
+
+
+@pytest.mark.parametrize(("format", "text", "expected"), CUT_CALLS.values(), ids=CUT_CALLS.keys())
+@given(cuts=CUTS)
+def test_of_a_call_that_is_cut_before_its_arguments_nothing_is_shown(
+    format: ToolFormat, text: str, expected: list[Piece], cuts: list[int]
+) -> None:
+    assert pieces_of(format, text, cuts) == expected
 
 
 @given(cuts=CUTS)

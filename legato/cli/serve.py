@@ -18,7 +18,7 @@ from legato.cli.interrupts import importing
 from legato.cli.load import find_files, stages
 from legato.cli.logs import configure
 from legato.cli.options import cache_dir
-from legato.config import ServerSettings, Settings, in_seconds
+from legato.config import EngineSettings, ServerSettings, Settings, in_seconds
 from legato.engine.async_engine import AsyncEngine
 from legato.engine.engine import Engine
 from legato.errors import ConfigError
@@ -59,6 +59,8 @@ class Served(Protocol):
     def name(self) -> str: ...
     @property
     def source(self) -> Path: ...
+    @property
+    def settings(self) -> EngineSettings: ...
     @property
     def choices(self) -> Mapping[str, str]: ...
 
@@ -204,9 +206,7 @@ def _service(served: Served, settings: Settings, keys: ApiKeys, *, own_machine_o
         model_name=served.name,
         budget=config.max_batch_tokens,
         blocks=served.engine.scheduler.blocks,
-        targets=Targets(
-            ttft=in_seconds(settings.engine.ttft_target_ms), tpot=in_seconds(settings.engine.tpot_target_ms)
-        ),
+        targets=Targets(ttft=in_seconds(settings.engine.ttft_target_ms), tpot=served.settings.tpot_target),
     )
     http = HttpSeries()
     metrics.registry.register(http)

@@ -104,6 +104,8 @@ def simulate_workload(
             observers=observers,
         )
         elapsed = time.perf_counter() - started
+    if settings.engine.tpot_target_ms == "auto" and simulation.targets.tpot is not None:
+        print(f"target (auto): {1000 * simulation.targets.tpot:g} ms between tokens", file=sys.stderr)
     result = report(simulation)
     text = "\n".join(table(result))
     print(text)

@@ -15,6 +15,7 @@ from legato.cli.options import cache_dir
 from legato.cli.simulate import WorkloadChoice, write
 from legato.config import EngineSettings, Settings, in_seconds
 from legato.engine.cost_file import CostFile, write_cost_file
+from legato.engine.scheduling import resolve_target
 from legato.errors import ConfigError
 from legato.metrics.timeline import Targets
 from legato.sim.find_costs import find_costs, in_words
@@ -55,8 +56,7 @@ def tune_model(
     verify_too: bool,
 ) -> None:
     """Prints the recommendation, the command to serve with it, and what `verify_too` measured."""
-    engine = settings.engine
-    if engine.tpot_target_ms is None:
+    if settings.engine.tpot_target_ms == 0:
         raise ConfigError("tune needs a --tpot-target-ms: the longest gap between tokens that is wanted")
     arrivals = choice.arrivals(seed)
     costs = None if cost is None else find_costs(cost)
@@ -73,11 +73,12 @@ def tune_model(
             f"{prices.error(0.9):.1%} (p90)",
             file=sys.stderr,
         )
+        engine = resolve_target(settings.engine, prices)
         bench = Bench(
             engine=engine,
             costs=costs,
             arrivals=arrivals,
-            targets=Targets(tpot=in_seconds(engine.tpot_target_ms), ttft=in_seconds(engine.ttft_target_ms)),
+            targets=Targets(tpot=engine.tpot_target, ttft=in_seconds(engine.ttft_target_ms)),
             max_model_len=settings.model.max_model_len,
             noise=noise,
             seed=seed,

@@ -54,6 +54,23 @@ def also_spelled(**others: str) -> BeforeValidator:
     return BeforeValidator(lambda value: others.get(value, value) if isinstance(value, str) else value)
 
 
+def parse_target(value: object) -> object:
+    """ "auto" or a number of milliseconds, which may be a text."""
+    if not isinstance(value, str) or value == "auto":
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError("must be a number of milliseconds, 0 for no target, or auto") from None
+
+
+TargetMs = Annotated[
+    float | Literal["auto"],
+    BeforeValidator(parse_target),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0, "maximum": 3_600_000}, {"const": "auto"}]}),
+]
+
+
 def in_seconds(milliseconds: float | None) -> float | None:
     """A time that may be missing."""
     return None if milliseconds is None else milliseconds / 1000
@@ -130,12 +147,11 @@ class ModelSettings(Section):
 class EngineSettings(Section):
     """The step, and the memory behind it."""
 
-    tpot_target_ms: float | None = Field(
-        default=None,
-        gt=0,
-        le=3_600_000,
+    tpot_target_ms: TargetMs = Field(
+        default="auto",
         description="Longest gap between two tokens of a reply, in milliseconds: each step takes as much of "
-        "the waiting prompts as keeps to it. Requests may set their own. Default: no target.",
+        "the waiting prompts as keeps to it. Requests may set their own. 0: no target. auto: 200, or as much "
+        "more or less as leaves prompts 70 to 83 % of a step beside 8 replies, by what steps cost here.",
     )
     ttft_target_ms: float | None = Field(
         default=None,
@@ -146,14 +162,14 @@ class EngineSettings(Section):
     )
     calibrate: bool = Field(
         default=True,
-        description="With tpot_target_ms, measure for some seconds at the first start what steps cost. "
-        "Without, the steps teach it as they come.",
+        description="With tpot_target_ms, measure for some seconds at the first start what steps cost, and "
+        "keep it for the next. Without, the steps teach it as they come, and tpot_target_ms auto is 0.",
     )
     max_batch_tokens: int | None = Field(
         default=None,
         ge=1,
         description="Token budget: the most tokens in one step, decodes and prompt chunks together. Default: "
-        "256, or 2048 with tpot_target_ms, which then decides below it.",
+        "2048, below which tpot_target_ms decides; 256 without a target.",
     )
     prefill_chunk: int | None = Field(
         default=None,
@@ -220,7 +236,14 @@ class EngineSettings(Section):
         """`max_batch_tokens`, or its default."""
         if self.max_batch_tokens is not None:
             return self.max_batch_tokens
-        return 256 if self.tpot_target_ms is None else 2048
+        return 256 if self.tpot_target_ms == 0 else 2048
+
+    @property
+    def tpot_target(self) -> float | None:
+        """`tpot_target_ms` in seconds; None for no target. It must be a number: see `resolve_target`."""
+        if self.tpot_target_ms == "auto":
+            raise RuntimeError("the automatic target has to be resolved with the costs of steps first")
+        return self.tpot_target_ms / 1000 or None
 
     @property
     def running_limit(self) -> int:
@@ -229,6 +252,10 @@ class EngineSettings(Section):
 
     @model_validator(mode="after")
     def _go_together(self) -> "EngineSettings":
+        if self.tpot_target_ms != "auto" and not 0 <= self.tpot_target_ms <= 3_600_000:
+            raise ValueError(
+                f"tpot_target_ms ({self.tpot_target_ms:g}) must be auto, or from 0 to 3600000 milliseconds"
+            )
         if self.running_limit > self.token_limit:
             raise ValueError(
                 f"max_running ({self.max_running}) is above max_batch_tokens ({self.token_limit}): "

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 
 KNEE_LOSS = 0.05
 """Share of a step's time, when only prompts run, that may go into what every step costs whatever its size."""
+FLOOR_SHARE = 0.1
+"""Prompts get at least this share of the target, or of the decodes' time if that is longer."""
+COMFORTABLE = 0.2
+"""Seconds between tokens that a person who reads along does not notice: five tokens a second."""
+TYPICAL_DECODES, TYPICAL_CONTEXT = 8, 512
+"""The decodes, and the tokens before each of them, for which the automatic target is chosen."""
+LEAST_PREFILL, MOST_PREFILL = 0.7, 5 / 6
+"""Shares of a step's time that the automatic target leaves to prompts beside the typical decodes."""
 ROUNDING = 1e-9
 """Share by which sums of seconds may be off."""
 
@@ -36,9 +44,9 @@ class Limit(Enum):
     TARGET = "target"
     """The target of those that decode, which is kept; or `max_batch_tokens`, where that is less."""
     FLOOR = "floor"
-    """The target leaves less than the least that keeps prompts going; they get that, and it may be missed."""
+    """The target leaves prompts less than `FLOOR_SHARE`; they get that, and the target may be missed."""
     UNREACHABLE = "unreachable"
-    """The decodes alone take longer than the target; prompts get the floor."""
+    """The decodes alone take longer than the target; prompts get `FLOOR_SHARE`."""
     KNEE = "knee"
     """Nothing decodes, and a longer step would hardly be more efficient."""
 
@@ -55,41 +63,50 @@ class Allowance:
     margin: float = 1.0
     """What its prediction is multiplied by before it is compared with the target."""
     seconds: float = math.inf
-    """What is left of it for chunks, as `StepCost.left_beside` counts."""
-    floor: int = 0
-    """Tokens of the first chunk that are not too many even if `seconds` are."""
+    """Seconds left for chunks, as `StepCost.left_beside` counts them. Infinite: only tokens count."""
+    floor: float = 0.0
+    """Seconds that the first chunk may take even if fewer are left; if not 0, it has at least one token."""
     cost: StepCost | None = None
     """The prices, if the budget knows them."""
 
     def left(self, start: int) -> int:
         """The most tokens of a chunk from position `start` on."""
-        if self.cost is None or self.target is None:
+        if self.cost is None or self.seconds == math.inf:
             return self.tokens
-        fits = self.cost.chunk_within(self.seconds, start)
+        seconds = max(self.seconds, self.floor)
+        fits = self.cost.chunk_within(seconds, start)
         if fits < 2:  # a single token has a price of its own
-            fits = int(self.cost.chunk_seconds(start, 1) <= self.seconds)
-        fits = max(fits, self.floor)
+            fits = int(self.floor > 0 or self.cost.chunk_seconds(start, 1) <= seconds)
         return int(fits) if fits < self.tokens else self.tokens
 
+    def shortest(self, start: int, length: int) -> int:
+        """The tokens from position `start` on that take as long as `length` tokens at the start of a text.
+
+        Where seconds count, a chunk far into a text may be shorter and is still worth its place in a step.
+        """
+        if self.cost is None or self.seconds == math.inf:
+            return length
+        return max(1, min(length, int(self.cost.chunk_within(self.cost.chunk_seconds(0, length), start))))
+
     def share(self, part: float, start: int, length: int) -> "Allowance":
-        """A part of it to count down by itself. Whoever keeps to it leaves a chunk of `length` tokens from
-        position `start` on, or of the floor."""
-        length = max(length, self.floor)
+        """A part of it to count down by itself. Chunks that keep to it leave the `shortest` chunk for
+        `length` tokens from position `start` on."""
+        length = self.shortest(start, length)
         tokens = min(int(self.tokens * part), self.tokens - length)
-        if self.cost is None or self.target is None:
+        if self.cost is None or self.seconds == math.inf:
             return replace(self, tokens=tokens)
         seconds = self.seconds - self.cost.chunk_seconds(start, length) * (1 + ROUNDING)
-        return replace(self, tokens=tokens, seconds=min(self.seconds * part, seconds), floor=0)
+        return replace(self, tokens=tokens, seconds=min(self.seconds * part, seconds), floor=0.0)
 
     def take(self, start: int, length: int) -> None:
         """A chunk was placed. It is longer than `left` only where a policy runs a whole prompt."""
         self.tokens -= length
-        if self.cost is None or self.target is None:
+        if self.cost is None or self.seconds == math.inf:
             return
         self.seconds -= self.cost.chunk_seconds(start, length)
         if self.seconds < 0 and self.limit is Limit.TARGET:
             self.limit = Limit.FLOOR
-        self.floor = 0
+        self.floor = 0.0
 
 
 class Budget(Protocol):
@@ -121,39 +138,49 @@ class TargetBudget:
     """As many prompt tokens as the target allows, by the prices that it learns."""
 
     def __init__(
-        self, max_tokens: int, model: CostModel, *, target: float | None = None, floor: int = 1
+        self, max_tokens: int, model: CostModel, *, target: float | None = None, min_chunk: int = 1
     ) -> None:
         """`target` in seconds, for requests without their own; None for no such target.
 
-        `floor`: prompt tokens in a step, at least, while there are any to compute.
+        `min_chunk`: a step of prompts alone has at least as many tokens, or deep in a text as long a time.
         """
         self.model = model
         self.target = target
         self._max_tokens = max_tokens
-        self._floor = floor
+        self._min_chunk = min_chunk
 
     def allow(self, decodes: Seq["Sequence"]) -> Allowance:
         tokens, cost = self._max_tokens - len(decodes), self.model.cost
         if not decodes and self.target is not None:
-            knee = max(cost.knee(KNEE_LOSS), self._floor)
-            if knee < tokens:
-                return Allowance(Limit.KNEE, int(knee), cost=cost)
+            seconds = max(cost.knee(KNEE_LOSS), cost.chunk_seconds(0, self._min_chunk))
+            if cost.chunk_within(seconds, 0) < tokens:
+                return Allowance(Limit.KNEE, tokens, seconds=seconds, floor=seconds, cost=cost)
         own = [s.request.tpot_target or self.target for s in decodes]
         target = min([seconds for seconds in own if seconds is not None], default=None)
         if target is None:
             return Allowance(Limit.TOKENS, tokens, cost=cost)
         alone = StepShape(len(decodes), 0, sum([len(s.tokens) for s in decodes]), 0, True)
-        seconds = cost.left_beside(alone, target / self.model.margin)
-        limit = Limit.UNREACHABLE if cost.seconds(alone) > target else Limit.TARGET
+        alone_seconds = cost.seconds(alone)
         return Allowance(
-            limit,
+            Limit.UNREACHABLE if alone_seconds > target else Limit.TARGET,
             tokens,
             target=target,
             margin=self.model.margin,
-            seconds=seconds,
-            floor=min(self._floor, tokens),
+            seconds=cost.left_beside(alone, target / self.model.margin),
+            floor=FLOOR_SHARE * max(target, alone_seconds),
             cost=cost,
         )
 
     def note(self, shape: StepShape, seconds: float) -> None:
         self.model.note(shape, seconds)
+
+
+def automatic_target(model: CostModel, max_decodes: int) -> float:
+    """The target in seconds for a user who names none.
+
+    `COMFORTABLE`, but not so short that prompts beside the typical decodes get less than `LEAST_PREFILL` of a
+    step, and not so long that they get more than `MOST_PREFILL`. `max_decodes`: the most that ever run.
+    """
+    num = min(TYPICAL_DECODES, max_decodes)
+    alone = model.margin * model.cost.seconds(StepShape(num, 0, num * TYPICAL_CONTEXT, 0, True))
+    return min(max(COMFORTABLE, alone / (1 - LEAST_PREFILL)), alone / (1 - MOST_PREFILL))

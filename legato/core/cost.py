@@ -131,11 +131,9 @@ class StepCost:
         return 2 * seconds / divisor if divisor else math.inf
 
     def knee(self, loss: float) -> float:
-        """Tokens of a step of prompts alone that spends the share `loss` on what it costs whatever its size.
-
-        A real number, infinite if tokens cost nothing.
-        """
-        return self.step / self.prefill * (1 - loss) / loss if self.prefill else math.inf
+        """Seconds of chunks in a step of prompts alone that spends the share `loss` on what it costs whatever
+        its size."""
+        return self.step * (1 - loss) / loss
 
 
 PRICES = ("step", "head", "decode", "prefill", "context", "pair")

@@ -233,7 +233,7 @@ class Draft:
         if length < 1:
             return Reason.POLICY if left else Reason.MIN_CHUNK
         last = length == remaining
-        cut = length < config.min_chunk and length == left
+        cut = length == left and length < self._allowance.shortest(start, config.min_chunk)
         if cut and not last and self._chunks:
             return Reason.MIN_CHUNK
         waits = prompt.status is not Status.RUNNING

@@ -7,12 +7,14 @@ docs/architecture.md.
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from legato.core.budget import Limit
+from legato.core.budget import FLOOR_SHARE, Limit
+from legato.core.cost import shape_of
 from legato.core.draft import MAX_OVERTAKEN, PARTIAL_SHARE
 from legato.core.lifecycle import Status
 from legato.core.preemption import seniority
+from legato.core.prefill import PrefillPolicy
 from legato.core.prefix_index import extend
-from legato.core.schedule import Schedule
+from legato.core.schedule import Chunk, Schedule
 from legato.core.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ def _check_content(scheduler: "Scheduler", sequence: Sequence) -> None:
 def check_schedule(scheduler: "Scheduler", schedule: Schedule) -> None:
     """A schedule that was decided for the scheduler's present state keeps the law."""
     _check_runs(scheduler, schedule)
-    _check_target(schedule)
+    _check_target(schedule, scheduler.prefill_policy)
     _check_blocks(scheduler, schedule)
     _check_preempted(scheduler, schedule)
     _check_admitted(scheduler, schedule)
@@ -111,18 +113,33 @@ def _check_runs(scheduler: "Scheduler", schedule: Schedule) -> None:
     for chunk in schedule.chunks[1:]:
         sequence = scheduler.sequence(chunk.request_id)
         asked = policy.chunk_len(sequence.num_known - chunk.start, config.max_batch_tokens, False)
-        assert chunk.last or chunk.length >= min(config.min_chunk, asked), "a crumb"
+        enough = chunk.last or chunk.length >= min(config.min_chunk, asked)
+        assert enough or _takes_as_long(schedule, chunk, config.min_chunk), "a crumb"
 
 
-def _check_target(schedule: Schedule) -> None:
-    """Chunks that the target bounds keep to it. Where they do not, the limit says so.
+def _takes_as_long(schedule: Schedule, chunk: Chunk, length: int) -> bool:
+    """Whether one more token would make a chunk take longer than `length` tokens at the start of a text."""
+    cost = schedule.cost
+    if cost is None or schedule.limit is Limit.TOKENS:
+        return False
+    return cost.chunk_seconds(chunk.start, chunk.length + 1) >= cost.chunk_seconds(0, length) * (1 - 1e-9)
+
+
+def _check_target(schedule: Schedule, policy: PrefillPolicy) -> None:
+    """Chunks that the target bounds keep to it. Where they do not, the limit says so, and they take no longer
+    than `FLOOR_SHARE`; but the first chunk has at least one token, and whole prompts are never cut.
 
     A chunk of one token is a decode to the model: with no other, there is nothing that the target bounds.
     """
-    if schedule.limit is Limit.TARGET and schedule.shape.num_prefill:
-        assert schedule.target is not None
-        assert schedule.predicted is not None
+    if schedule.target is None or schedule.cost is None or not schedule.shape.num_prefill:
+        return
+    assert schedule.predicted is not None
+    if schedule.limit is Limit.TARGET:
         assert schedule.predicted * schedule.margin <= schedule.target * (1 + 1e-9), "over the target"
+    elif not policy.whole:
+        alone = schedule.cost.seconds(shape_of((run.start, 1, True) for run in schedule.decodes))
+        seconds = sum(schedule.cost.chunk_seconds(chunk.start, chunk.length) for chunk in schedule.chunks)
+        assert seconds <= FLOOR_SHARE * max(schedule.target, alone) * (1 + 1e-9), "over the floor"
 
 
 def _check_blocks(scheduler: "Scheduler", schedule: Schedule) -> None:

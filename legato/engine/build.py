@@ -1,6 +1,7 @@
 """From settings to an engine: the one place that knows all the parts."""
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -8,13 +9,13 @@ from pathlib import Path
 
 from legato.config import EngineSettings, ModelSettings
 from legato.core.block_pool import BlockPool
-from legato.core.cost import CostModel, StepShape
+from legato.core.cost import CostModel, StepCost, StepShape
 from legato.core.scheduler import Scheduler, SchedulerConfig
 from legato.engine.cost_file import CostFile
 from legato.engine.costs import step_costs
 from legato.engine.engine import Engine
 from legato.engine.protocol import Runner
-from legato.engine.scheduling import make_scheduler, scheduler_config
+from legato.engine.scheduling import make_scheduler, resolve_target, scheduler_config
 from legato.engine.text_parts import load_text
 from legato.errors import ConfigError
 from legato.models.load import open_model
@@ -50,6 +51,8 @@ class Built:
     source: Path
     """The model's file or folder."""
     spec: ModelSpec
+    settings: EngineSettings
+    """Those in force: an automatic target is a number."""
     choices: Mapping[str, str]
     """What was chosen, and why, in words."""
     check_exactness: Callable[[float, int], ExactnessReport]
@@ -91,13 +94,10 @@ def build(
     loaded = load_runner(opened, _runner_options(model, engine, max_model_len), progress=progress)
     pool = BlockPool(loaded.runner.num_blocks, loaded.runner.block_size)
     capacity = pool.num_blocks * pool.block_size
-    if model.max_model_len is not None and model.max_model_len > capacity:
-        raise ConfigError(
-            f"max_model_len is {model.max_model_len}; the KV cache holds {capacity} tokens",
-            param="max_model_len",
-        )
+    _check_capacity(model.max_model_len, capacity)
+    settings = engine if engine.calibrate else resolve_target(engine, None)
     config = scheduler_config(
-        engine, max_model_len=min(max_model_len, capacity), vocab_size=opened.spec.vocab_size
+        settings, max_model_len=min(max_model_len, capacity), vocab_size=opened.spec.vocab_size
     )
     measure_costs = partial(
         step_costs,
@@ -109,8 +109,9 @@ def build(
         cache_dir=cache_dir,
         progress=progress,
     )
-    costs = measure_costs().cost_model() if engine.tpot_target_ms and engine.calibrate else CostModel()
-    scheduler = make_scheduler(engine, config, pool, costs)
+    costs = measure_costs().cost_model() if engine.calibrate and engine.tpot_target_ms else CostModel()
+    settings = resolve_target(settings, costs)
+    scheduler = make_scheduler(settings, config, pool, costs)
     return Built(
         engine=Engine(scheduler, loaded.runner, clock=time.monotonic),
         tokenizer=text.tokenizer,
@@ -122,7 +123,10 @@ def build(
         check_exactness=loaded.runner.check_exactness,
         measure_costs=partial(measure_costs, anew=True),
         new_engine=partial(_new_engine, loaded.runner, config),
-        choices=loaded.choices | _choices(model, engine, scheduler, costs, text.sampling_defaults),
+        settings=settings,
+        choices=loaded.choices
+        | _choices(model, settings, scheduler, text.sampling_defaults)
+        | {"target": _target(engine, settings.tpot_target, costs)},
     )
 
 
@@ -160,12 +164,10 @@ def _choices(
     model: ModelSettings,
     engine: EngineSettings,
     scheduler: Scheduler,
-    costs: CostModel,
     sampling_defaults: SamplingDefaults,
 ) -> dict[str, str]:
     return {
         "prefill": f"{scheduler.prefill_policy}, at most {engine.token_limit} tokens a step",
-        "target": "none" if engine.tpot_target_ms is None else _target(engine, engine.tpot_target_ms, costs),
         "order": f"{engine.policy}; admission by {engine.admission} need; "
         + ("prefixes shared" if engine.prefix_cache else "no prefixes shared"),
         "sampling": f"{sampling_defaults} where a request does not say ({model.generation_config})",
@@ -173,16 +175,34 @@ def _choices(
     }
 
 
-def _target(engine: EngineSettings, target_ms: float, costs: CostModel) -> str:
-    text = f"no gap between tokens above {target_ms:g} ms"
-    if not engine.calibrate:
+def _target(asked: EngineSettings, target: float | None, costs: CostModel) -> str:
+    automatic = asked.tpot_target_ms == "auto"
+    if target is None:
+        reason = " (auto needs a calibration)" if automatic else ""
+        return f"none{reason}: a step has at most {asked.max_batch_tokens or 256} tokens"
+    text = f"no gap between tokens above {1000 * target:g} ms" + (" (auto)" if automatic else "")
+    if not asked.calibrate:
         return f"{text}; what steps cost is not measured, the steps will teach it"
-    num = engine.running_limit
-    few, many = (1000 * costs.cost.seconds(StepShape(n, 0, n * EXAMPLE_CONTEXT, 0, True)) for n in (1, num))
+    num = asked.running_limit
+    alone = partial(_decode_seconds, costs.cost)
+    within = bisect_right(range(1, num + 1), target, key=alone)
+    reach = "" if within == num else f"; more than {within} decodes take longer than the target by themselves"
     return (
-        f"{text}; by calibration a step of 1 decode takes {few:.3g} ms, of {num} {many:.3g} ms, at "
-        f"{EXAMPLE_CONTEXT} tokens each (error {costs.error(0.5):.1%} at p50, {costs.error(0.9):.1%} at p90)"
+        f"{text}; by calibration a step of 1 decode takes {1000 * alone(1):.3g} ms, of {num} "
+        f"{1000 * alone(num):.3g} ms, at {EXAMPLE_CONTEXT} tokens each (error {costs.error(0.5):.1%} at p50, "
+        f"{costs.error(0.9):.1%} at p90){reach}"
     )
+
+
+def _decode_seconds(cost: StepCost, num: int) -> float:
+    return cost.seconds(StepShape(num, 0, num * EXAMPLE_CONTEXT, 0, True))
+
+
+def _check_capacity(asked: int | None, capacity: int) -> None:
+    if asked is not None and asked > capacity:
+        raise ConfigError(
+            f"max_model_len is {asked}; the KV cache holds {capacity} tokens", param="max_model_len"
+        )
 
 
 def _max_model_len(asked: int | None, spec: ModelSpec) -> int:

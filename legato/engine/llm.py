@@ -29,6 +29,7 @@ from legato.engine.asking import (
 )
 from legato.engine.build import Built, build
 from legato.engine.output import Delta, Reply
+from legato.engine.scheduling import resolve_target
 from legato.engine.params import SamplingParams, defaults_of
 from legato.errors import ConfigError, ConstraintError, StepError
 from legato.models.source import ModelFiles
@@ -61,7 +62,14 @@ class LLM:
         `for_chat` also if it has no chat template.
         """
         self.built = load(
-            model, settings, changes, cache_dir=cache_dir, files=files, progress=progress, for_chat=for_chat
+            model,
+            settings,
+            changes,
+            cache_dir=cache_dir,
+            files=files,
+            progress=progress,
+            for_chat=for_chat,
+            offline=True,
         )
         self._open: dict[RequestId, tuple[Reply, deque[Delta]]] = {}
         """The replies in the making, and of each the deltas that nobody read yet."""
@@ -180,8 +188,12 @@ def load(
     files: ModelFiles | None = None,
     progress: Callable[[str], None] = lambda _: None,
     for_chat: bool = False,
+    offline: bool = False,
 ) -> Built:
-    """A model with its engine; one that is built already as it is. Raises `ModelError` or `ConfigError`."""
+    """A model with its engine; one that is built already as it is. Raises `ModelError` or `ConfigError`.
+
+    `offline`: nobody waits for the next token, so an automatic target is none.
+    """
     if isinstance(model, Built):
         return model
     if not isinstance(model, str | Path | ModelSettings):
@@ -191,9 +203,12 @@ def load(
     if not isinstance(settings, EngineSettings | None):
         raise ConfigError(f"settings must be EngineSettings, not {settings!r:.100}", param="settings")
     start = model if isinstance(model, ModelSettings) else ModelSettings(model=str(model))
-    sections = as_sections(start, settings or EngineSettings(), changes)
+    model_settings, engine = as_sections(start, settings or EngineSettings(), changes)
+    engine = resolve_target(engine, None) if offline else engine
     folder = Path.home() / ".cache" / "legato" if cache_dir is None else Path(cache_dir)
-    return build(*sections, cache_dir=folder, files=files, progress=progress, for_chat=for_chat)
+    return build(
+        model_settings, engine, cache_dir=folder, files=files, progress=progress, for_chat=for_chat
+    )
 
 
 def checked_delta(delta: Delta) -> Delta:

@@ -1,8 +1,8 @@
 """From settings to a scheduler: which budget, order and prefill policy they mean."""
 
-from legato.config import EngineSettings, in_seconds
+from legato.config import EngineSettings
 from legato.core.block_pool import BlockPool
-from legato.core.budget import TargetBudget
+from legato.core.budget import TargetBudget, automatic_target
 from legato.core.cost import CostModel
 from legato.core.order import ORDERS
 from legato.core.prefill import Chunked, FillBudget, PrefillPolicy, WholePrompt
@@ -21,16 +21,23 @@ def scheduler_config(engine: EngineSettings, *, max_model_len: int, vocab_size: 
     )
 
 
+def resolve_target(engine: EngineSettings, costs: CostModel | None) -> EngineSettings:
+    """The settings with a number in place of an automatic target, which there is none of without `costs`."""
+    if engine.tpot_target_ms != "auto":
+        return engine
+    target = 0.0 if costs is None else 1000 * automatic_target(costs, engine.running_limit)
+    return engine.model_copy(update={"tpot_target_ms": float(round(target)) or target})
+
+
 def make_scheduler(
     engine: EngineSettings, config: SchedulerConfig, pool: BlockPool, costs: CostModel
 ) -> Scheduler:
-    """`config` is that of the settings. `costs` learns from every step."""
-    target = in_seconds(engine.tpot_target_ms)
+    """`config` is that of the settings, whose target is resolved. `costs` learns from every step."""
     return Scheduler(
         config,
         pool,
         prefill_policy=prefill_policy(engine.prefill_chunk),
-        budget=TargetBudget(engine.token_limit, costs, target=target, floor=engine.min_chunk),
+        budget=TargetBudget(engine.token_limit, costs, target=engine.tpot_target, min_chunk=engine.min_chunk),
         order=ORDERS[engine.policy](engine.token_limit),
     )
 

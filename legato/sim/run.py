@@ -9,7 +9,7 @@ from legato.core.cost import CostModel
 from legato.core.scheduler import Scheduler
 from legato.engine.cost_file import CostFile
 from legato.engine.protocol import Observer
-from legato.engine.scheduling import make_scheduler, scheduler_config
+from legato.engine.scheduling import make_scheduler, resolve_target, scheduler_config
 from legato.metrics.timeline import RequestTimeline, Targets
 from legato.sim.recorder import Recorder, Steps
 from legato.sim.simulator import Refused, simulate
@@ -62,10 +62,11 @@ def run_simulation(
     After `max_steps` it ends, whatever is left.
     """
     model = costs.cost_model()
+    engine = resolve_target(engine, model)
     times = StepTimes(model.cost, costs.ratios(model.cost) if noise else (), seed=seed)
     scheduler = new_scheduler(engine, costs, model, max_model_len)
     if targets is None:
-        targets = Targets(ttft=in_seconds(engine.ttft_target_ms), tpot=in_seconds(engine.tpot_target_ms))
+        targets = Targets(ttft=in_seconds(engine.ttft_target_ms), tpot=engine.tpot_target)
     recorder = Recorder(targets)
     refused = simulate(scheduler, arrivals, times, max_steps=max_steps, observers=(recorder, *observers))
     return Simulation(

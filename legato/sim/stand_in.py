@@ -16,6 +16,7 @@ from legato.core.plan import SampleRow, StepPlan
 from legato.engine.cost_file import CostFile
 from legato.engine.engine import Engine
 from legato.engine.fake import FakeRunner
+from legato.engine.scheduling import resolve_target
 from legato.sim.find_costs import in_words
 from legato.sim.run import new_scheduler
 from legato.sim.times import StepTimes
@@ -44,6 +45,8 @@ class StandIn:
     name: str
     """What the model is called in the API."""
     source: Path
+    settings: EngineSettings
+    """Those in force: an automatic target is a number."""
     choices: Mapping[str, str]
 
 
@@ -53,6 +56,7 @@ def build_stand_in(
     """`source` is where the costs came from. With `noise` steps differ as the measured ones did."""
     prices = costs.cost_model()
     times = StepTimes(prices.cost, costs.ratios(prices.cost) if noise else ())
+    engine = resolve_target(engine, prices)
     scheduler = new_scheduler(engine, costs, prices, model.max_model_len)
     tokenizer = FakeTokenizer(costs.vocab_size)
 
@@ -78,7 +82,11 @@ def build_stand_in(
         sampling_defaults=SamplingDefaults(),
         name=model.served_model_name or costs.model,
         source=source,
-        choices={"simulated": f"no model is loaded; steps take as long as those of {in_words(costs)}"},
+        settings=engine,
+        choices={
+            "simulated": f"no model is loaded; steps take as long as those of {in_words(costs)}",
+            "target": "none" if engine.tpot_target is None else f"{1000 * engine.tpot_target:g} ms",
+        },
     )
 
 

@@ -69,7 +69,7 @@ def kind(tuning: Tuning, trial: Trial) -> int:
     """Index in `KINDS`."""
     if trial.setup.prefill_chunk == 0:
         return 3
-    if trial.setup.tpot_target_ms is None:
+    if not trial.setup.tpot_target_ms:
         return 2
     return int(trial.setup.tpot_target_ms != tuning.bench.engine.tpot_target_ms)
 

@@ -58,18 +58,17 @@ def space_around(engine: EngineSettings, *, longest_prompt: int, max_model_len: 
             break
         tokens *= 2
     budgets.append(replace(_fixed(present, max_model_len + engine.running_limit), prefill_chunk=0))
-    assert engine.tpot_target_ms is not None
     return Space(
         present=present,
         budgets=tuple(setup for setup in budgets if setup.possible),
         drawn=tuple(
-            replace(budgets[0], tpot_target_ms=factor * engine.tpot_target_ms) for factor in OTHER_TARGETS
+            replace(budgets[0], tpot_target_ms=factor * present.tpot_target_ms) for factor in OTHER_TARGETS
         ),
     )
 
 
 def _fixed(present: Setup, tokens: int) -> Setup:
-    return replace(present, tpot_target_ms=None, max_batch_tokens=tokens, prefill_chunk=None)
+    return replace(present, tpot_target_ms=0.0, max_batch_tokens=tokens, prefill_chunk=None)
 
 
 def best_of(trials: Sequence[Trial]) -> Trial:
@@ -166,6 +165,6 @@ def _chunks(around: Setup) -> Iterator[Setup]:
 
 def _budgets(around: Setup) -> Iterator[Setup]:
     """Between this fixed budget and its neighbours."""
-    if around.tpot_target_ms is None and around.max_batch_tokens is not None and around.prefill_chunk != 0:
+    if not around.tpot_target_ms and around.max_batch_tokens is not None and around.prefill_chunk != 0:
         for factor in (1 / sqrt(2), sqrt(2)):
             yield replace(around, max_batch_tokens=round(factor * around.max_batch_tokens))

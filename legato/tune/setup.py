@@ -14,7 +14,8 @@ Policy = Literal["fair", "fcfs", "shortest", "priority"]
 class Setup:
     """The settings that are searched, named as in `EngineSettings`; None: that setting's default."""
 
-    tpot_target_ms: float | None = None
+    tpot_target_ms: float = 0.0
+    """0: no target."""
     max_batch_tokens: int | None = None
     prefill_chunk: int | None = None
     policy: Policy = "fair"
@@ -22,6 +23,8 @@ class Setup:
 
     @classmethod
     def of(cls, engine: EngineSettings) -> "Setup":
+        """The target of the settings is a number, not automatic."""
+        assert engine.tpot_target_ms != "auto"
         return cls(
             tpot_target_ms=engine.tpot_target_ms,
             max_batch_tokens=engine.max_batch_tokens,
@@ -45,7 +48,7 @@ class Setup:
         engine = self.on(EngineSettings())
         if self.prefill_chunk == 0:
             budget = "no chunking"
-        elif self.tpot_target_ms is not None:
+        elif self.tpot_target_ms:
             budget = f"target {self.tpot_target_ms:g} ms"
         else:
             budget = f"budget {engine.token_limit}"

@@ -25,9 +25,11 @@ def recommendation(tuning: Tuning) -> Iterator[str]:
         yield f"  {numbers(whole)}"
     for text in misses(best, bench.targets):
         yield f"Nothing that was tried does better, and {text}."
-    unreachable = best.report.limits.get("unreachable", 0)
+    # a fixed budget has no target to miss: then the settings as they are show it
+    aimed = best if best.setup.tpot_target_ms else present
+    unreachable = aimed.report.limits.get("unreachable", 0)
     if unreachable:
-        share = unreachable / max(best.report.num_steps, 1)
+        share = unreachable / max(aimed.report.num_steps, 1)
         yield f"In {share:.1%} of the steps the decodes alone take longer than the target."
     yield _knee(tuning.knee)
     running_limit = tuning.engine.running_limit

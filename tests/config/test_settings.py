@@ -94,7 +94,7 @@ def test_a_wrong_file_ends_with_one_line(tmp_path: Path, toml: str, message: str
     assert "secret" not in caught.value.message
 
 
-SENTINELS = {"prefill_chunk", "port", "max_logprobs", "sse_keep_alive", "shutdown_timeout"}
+SENTINELS = {"tpot_target_ms", "prefill_chunk", "port", "max_logprobs", "sse_keep_alive", "shutdown_timeout"}
 """Their 0 has a meaning of its own, which their help tells where it is not plain."""
 
 
@@ -142,7 +142,7 @@ def test_settings_that_do_not_go_together_are_refused(overrides: dict[str, objec
         ("[engine]\nmax_running = 0", {"port": 1}, r".*runtime\.toml: engine\.max_running: "),
         ("[engine]\nmax_running = 9", {"max_running": 0}, r"--max-running: "),
         ("[engine]\nmax_running = 9", {"max_batch_tokens": 8}, r"LEGATO_MAX_BATCH_TOKENS: max_running \(9\)"),
-        ("[engine]\nmax_running = 999", {"port": 1}, r".*runtime\.toml: engine: max_running \(999\)"),
+        ("[engine]\nmax_running = 9999", {"port": 1}, r".*runtime\.toml: engine: max_running \(9999\)"),
     ],
 )
 def test_an_error_names_where_the_value_came_from(
@@ -164,6 +164,7 @@ def test_the_schema_describes_the_file() -> None:
     assert schema["additionalProperties"] is False
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("name", [name for _, name, _ in fields()])
 def test_every_misspelled_setting_gets_a_suggestion(tmp_path: Path, name: str) -> None:
     section = next(section for section, known, _ in fields() if known == name)
@@ -198,3 +199,19 @@ def test_every_misspelled_setting_gets_a_suggestion(tmp_path: Path, name: str) -
 def test_misuse_of_the_classes_is_a_config_error(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+=======
+@pytest.mark.parametrize(
+    ("value", "target"), [("auto", "auto"), ("120", 120.0), (120, 120.0), ("0", 0.0), ("1e2", 100.0)]
+)
+def test_a_target_is_a_number_or_auto(value: object, target: object) -> None:
+    engine = load_settings(None, {"tpot_target_ms": value}).engine
+    assert engine.tpot_target_ms == target
+    if target != "auto":
+        assert engine.tpot_target == (target / 1000 if target else None)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("value", ["fast", "", "-1", "nan", "inf", 3_600_001, True])
+def test_a_target_that_is_neither_is_refused_by_name(value: object) -> None:
+    with pytest.raises(ConfigError, match="tpot_target_ms"):
+        load_settings(None, {"tpot_target_ms": value})
+>>>>>>> 99681ce (The target is chosen by default, and the floor is a share of time)

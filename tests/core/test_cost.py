@@ -79,8 +79,7 @@ def test_what_is_left_beside_decodes_is_what_chunks_add_to_them(
 
 
 def test_the_knee_spends_the_share_that_was_asked_for() -> None:
-    tokens = TRUE.knee(0.05)
-    assert TRUE.step / (TRUE.step + tokens * TRUE.prefill) == pytest.approx(0.05)
+    assert TRUE.step / (TRUE.step + TRUE.knee(0.05)) == pytest.approx(0.05)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1), st.floats(0, 1))

@@ -50,7 +50,6 @@ class Histories(RuleBasedStateMachine):
         prefix_cache=st.booleans(),
         strict=st.booleans(),
         tpot_target=TARGETS,
-        floor=st.integers(1, 4),
     )
     def start(
         self,
@@ -65,10 +64,9 @@ class Histories(RuleBasedStateMachine):
         prefix_cache: bool,
         strict: bool,
         tpot_target: float | None,
-        floor: int,
     ) -> None:
         self.rig = build_rig(
-            timed=TargetBudget(budget, CostModel(prior=BELIEVED), target=tpot_target, floor=floor),
+            timed=TargetBudget(budget, CostModel(prior=BELIEVED), target=tpot_target, min_chunk=min_chunk),
             seconds=TRUE.seconds,
             budget=budget,
             max_running=min(max_running, budget),

@@ -85,7 +85,7 @@ def test_short_prompts_leave_a_long_one_its_chunk_however_far_it_is(target: floa
         num_blocks=1000,
         block_size=16,
         order=Fair(),
-        timed=TargetBudget(512, model, target=target, floor=16),
+        timed=TargetBudget(512, model, target=target, min_chunk=16),
         min_chunk=16,
     )
     scheduler, common = rig.scheduler, [7] * far

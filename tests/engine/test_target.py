@@ -12,7 +12,7 @@ from legato.core.request import Request, RequestId, SamplingParams
 from legato.engine.calibration import calibrate
 from legato.engine.engine import Engine
 from legato.engine.fake import FakeRunner
-from legato.engine.scheduling import make_scheduler, scheduler_config
+from legato.engine.scheduling import make_scheduler, resolve_target, scheduler_config
 from legato.metrics.timeline import RequestTimeline, Targets, Timelines
 
 TRUE = StepCost(step=0.012, head=0.006, decode=1.5e-3, prefill=6e-4, context=3e-7, pair=4e-8)
@@ -66,11 +66,11 @@ def start(machine: Machine, **settings: object) -> tuple[Engine, Ended]:
     given = EngineSettings(**settings)  # type: ignore[arg-type]
     config = scheduler_config(given, max_model_len=8_192, vocab_size=VOCAB)
     costs = CostModel(calibrate(machine.runner, config, max_seconds=8.0, clock=machine.clock))
+    given = resolve_target(given, costs)
     engine = Engine(
         make_scheduler(given, config, BlockPool(512, 32), costs), machine.runner, clock=machine.clock
     )
-    tpot = given.tpot_target_ms
-    ended = Ended(Targets(tpot=None if tpot is None else tpot / 1000))
+    ended = Ended(Targets(tpot=given.tpot_target))
     engine.observe(ended)
     return engine, ended
 
@@ -129,13 +129,13 @@ def test_no_gap_exceeds_the_target_while_a_long_prompt_arrives(target_ms: float)
 
 
 def test_a_fixed_budget_without_a_target_does_what_it_always_did() -> None:
-    gaps, _ = serve_a_long_prompt(Machine(), max_batch_tokens=256)
+    gaps, _ = serve_a_long_prompt(Machine(), max_batch_tokens=256, tpot_target_ms=0)
     assert max(gaps) == pytest.approx(TRUE.step + TRUE.head + 8 * TRUE.decode + 248 * TRUE.prefill, rel=0.3)
 
 
 def test_a_request_with_a_target_of_its_own_is_protected_on_any_server() -> None:
     """The server has none. While the strict one decodes gaps are short, later as long as ever."""
-    engine, ended = start(Machine(), max_batch_tokens=512)
+    engine, ended = start(Machine(), max_batch_tokens=512, tpot_target_ms=0)
     submit(engine, "loose", 64, 120)
     submit(engine, "strict", 64, 40, tpot_target=0.05)
     for _ in range(5):

@@ -32,7 +32,7 @@ ARRIVAL = st.builds(
 SETTINGS = st.fixed_dictionaries(
     {
         "policy": st.sampled_from(sorted(ORDERS)),
-        "tpot_target_ms": st.none() | st.sampled_from([1.0, 30.0, 60.0, 200.0]),
+        "tpot_target_ms": st.sampled_from([0.0, 1.0, 30.0, 60.0, 200.0]),
         "max_batch_tokens": st.integers(4, 40),
         "max_running": st.integers(1, 4),
         "prefill_chunk": st.sampled_from([None, 0, 7]),
@@ -118,7 +118,7 @@ def test_a_target_of_its_own_rules_the_steps_beside_it() -> None:
         stream = Arrival(time=0, parts=(Part("a", 32),), output_length=60, tpot_target=target)
         prompt = Arrival(time=0.5, parts=(Part("b", 2000),), output_length=1)
         simulation = run_simulation(
-            EngineSettings(max_batch_tokens=512), COSTS, [stream, prompt], noise=False
+            EngineSettings(tpot_target_ms=0, max_batch_tokens=512), COSTS, [stream, prompt], noise=False
         )
         return max(gap for one in simulation.ended for gap in one.itl)
 

@@ -65,7 +65,8 @@ class Allowance:
     seconds: float = math.inf
     """Seconds left for chunks, as `StepCost.left_beside` counts them. Infinite: only tokens count."""
     floor: float = 0.0
-    """Seconds that the first chunk may take even if fewer are left; if not 0, it has at least one token."""
+    """Seconds that the first chunk may take even if fewer are left; if not 0, it has at least two tokens: one
+    would count as a decode, and nothing would be learned of steps with chunks."""
     cost: StepCost | None = None
     """The prices, if the budget knows them."""
 
@@ -76,7 +77,7 @@ class Allowance:
         seconds = max(self.seconds, self.floor)
         fits = self.cost.chunk_within(seconds, start)
         if fits < 2:  # a single token has a price of its own
-            fits = int(self.floor > 0 or self.cost.chunk_seconds(start, 1) <= seconds)
+            fits = 2 if self.floor else int(self.cost.chunk_seconds(start, 1) <= seconds)
         return int(fits) if fits < self.tokens else self.tokens
 
     def shortest(self, start: int, length: int) -> int:
@@ -86,7 +87,8 @@ class Allowance:
         """
         if self.cost is None or self.seconds == math.inf:
             return length
-        return max(1, min(length, int(self.cost.chunk_within(self.cost.chunk_seconds(0, length), start))))
+        fits = self.cost.chunk_within(self.cost.chunk_seconds(0, length), start)
+        return max(1, int(fits)) if fits < length else length
 
     def share(self, part: float, start: int, length: int) -> "Allowance":
         """A part of it to count down by itself. Chunks that keep to it leave the `shortest` chunk for

@@ -127,16 +127,15 @@ def _takes_as_long(schedule: Schedule, chunk: Chunk, length: int) -> bool:
 
 def _check_target(schedule: Schedule, policy: PrefillPolicy) -> None:
     """Chunks that the target bounds keep to it. Where they do not, the limit says so, and they take no longer
-    than `FLOOR_SHARE`; but the first chunk has at least one token, and whole prompts are never cut.
-
-    A chunk of one token is a decode to the model: with no other, there is nothing that the target bounds.
+    than `FLOOR_SHARE`. Exceptions: whole prompts are never cut, a first chunk may have two tokens, and one of
+    a single token costs as much as a decode.
     """
     if schedule.target is None or schedule.cost is None or not schedule.shape.num_prefill:
         return
     assert schedule.predicted is not None
-    if schedule.limit is Limit.TARGET:
-        assert schedule.predicted * schedule.margin <= schedule.target * (1 + 1e-9), "over the target"
-    elif not policy.whole:
+    within = schedule.predicted * schedule.margin <= schedule.target * (1 + 1e-9)
+    assert within or schedule.limit is not Limit.TARGET, "over the target"
+    if not within and not policy.whole and schedule.chunks[-1].length > 2:
         alone = schedule.cost.seconds(shape_of((run.start, 1, True) for run in schedule.decodes))
         seconds = sum(schedule.cost.chunk_seconds(chunk.start, chunk.length) for chunk in schedule.chunks)
         assert seconds <= FLOOR_SHARE * max(schedule.target, alone) * (1 + 1e-9), "over the floor"

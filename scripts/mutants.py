@@ -402,8 +402,8 @@ MUTANTS = (
     Mutant(
         "the share is taken in tokens alone",
         "legato/core/budget.py",
-        "return replace(self, tokens=tokens, seconds=min(self.seconds * part, seconds), floor=0)",
-        "return replace(self, tokens=tokens, floor=0)",
+        "return replace(self, tokens=tokens, seconds=min(self.seconds * part, seconds), floor=0.0)",
+        "return replace(self, tokens=tokens, floor=0.0)",
         BUDGET + "a_share_leaves_what_it_was_told_to_leave",
     ),
     Mutant(
@@ -768,16 +768,37 @@ MUTANTS = (
     Mutant(
         "the floor is ignored",
         "legato/core/budget.py",
-        "fits = max(fits, self.floor)",
-        "fits = max(fits, 0)",
+        "seconds = max(self.seconds, self.floor)",
+        "seconds = self.seconds",
         BUDGET + "the_floor_keeps_prompts_going_where_the_target_cannot_and_it_shows",
     ),
     Mutant(
         "every chunk of a step gets the floor",
         "legato/core/budget.py",
-        "        self.floor = 0\n",
-        "        self.floor += 0\n",
+        "        self.floor = 0.0\n",
+        "        self.floor += 0.0\n",
         BUDGET + "the_floor_keeps_prompts_going_where_the_target_cannot_and_it_shows",
+    ),
+    Mutant(
+        "the least chunk of a step is one token, which counts as a decode",
+        "legato/core/budget.py",
+        "fits = 2 if self.floor",
+        "fits = 1 if self.floor",
+        BUDGET + "a_disturbance_does_not_keep_chunks_small_once_it_is_over",
+    ),
+    Mutant(
+        "the automatic target leaves prompts no share",
+        "legato/core/budget.py",
+        "min(max(COMFORTABLE, alone / (1 - LEAST_PREFILL)), alone / (1 - MOST_PREFILL))",
+        "COMFORTABLE",
+        BUDGET + "the_automatic_target_is_comfortable_or_leaves_prompts_their_share",
+    ),
+    Mutant(
+        "a short chunk deep in a text is refused",
+        "legato/core/budget.py",
+        "return max(1, int(fits)) if fits < length else length",
+        "return length",
+        BUDGET + "the_shortest_chunk_deep_in_a_text_takes_as_long_as_one_at_its_start",
     ),
     Mutant(
         "the knee while replies decode",

@@ -41,7 +41,7 @@ choice in them is closer than 0.25 in log-probability, so rounding does not chan
 
 def examine(settings: Settings, as_json: bool) -> None:
     """Load the model, report, test. Exit status 1 if the self-test fails."""
-    llm = load_llm(settings)
+    llm = load_llm(settings, as_server=True)
     report = {"versions": _versions(), "machine": _machine(), "model": _model(llm)}
     report["choices"] = dict(llm.built.choices)
     report["self-test"] = _self_test(llm)

@@ -16,15 +16,29 @@ if TYPE_CHECKING:
     from legato.engine.llm import LLM
 
 
-def load_llm(settings: Settings, *, alone: bool = False, for_chat: bool = False) -> "LLM":
+def load_llm(
+    settings: Settings, *, alone: bool = False, for_chat: bool = False, as_server: bool = False
+) -> "LLM":
     """The model of the settings, ready for offline use; `alone` for one request at a time, with memory for
-    no more; `for_chat` only if it has a chat template."""
+    no more; `for_chat` only if it has a chat template; `as_server` with all that a server would choose."""
     engine = settings.engine.model_copy(update={"max_running": 1}) if alone else settings.engine
     with stages() as progress:
         files = find_files(settings.model, progress)
         with importing():
-            from legato.engine.llm import LLM  # torch takes seconds, and not every command needs it
+            from legato.engine.build import build  # torch takes seconds, and not every command needs it
+            from legato.engine.llm import LLM
 
+        if as_server:
+            return LLM(
+                build(
+                    settings.model,
+                    engine,
+                    cache_dir=cache_dir(),
+                    files=files,
+                    progress=progress,
+                    for_chat=for_chat,
+                )
+            )
         return LLM.load(
             settings.model, engine, cache_dir=cache_dir(), files=files, progress=progress, for_chat=for_chat
         )

@@ -164,7 +164,6 @@ def test_the_schema_describes_the_file() -> None:
     assert schema["additionalProperties"] is False
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("name", [name for _, name, _ in fields()])
 def test_every_misspelled_setting_gets_a_suggestion(tmp_path: Path, name: str) -> None:
     section = next(section for section, known, _ in fields() if known == name)
@@ -199,7 +198,8 @@ def test_every_misspelled_setting_gets_a_suggestion(tmp_path: Path, name: str) -
 def test_misuse_of_the_classes_is_a_config_error(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
-=======
+
+
 @pytest.mark.parametrize(
     ("value", "target"), [("auto", "auto"), ("120", 120.0), (120, 120.0), ("0", 0.0), ("1e2", 100.0)]
 )
@@ -214,4 +214,3 @@ def test_a_target_is_a_number_or_auto(value: object, target: object) -> None:
 def test_a_target_that_is_neither_is_refused_by_name(value: object) -> None:
     with pytest.raises(ConfigError, match="tpot_target_ms"):
         load_settings(None, {"tpot_target_ms": value})
->>>>>>> 99681ce (The target is chosen by default, and the floor is a share of time)

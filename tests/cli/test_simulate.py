@@ -14,7 +14,7 @@ import openai
 import pytest
 from typer.testing import CliRunner, Result
 
-from legato.cli.main import app
+from legato.cli.commands import app
 from legato.core.cost import StepCost, StepShape
 from legato.engine.cost_file import CostFile, Sample, write_cost_file
 from legato.errors import ConfigError
@@ -89,6 +89,7 @@ def test_settings_of_the_engine_apply(cost_file: Path) -> None:
         out = simulate(
             *("--scenario", "stall", "--cost", str(cost_file), "--max-batch-tokens", str(budget)),
             *("--max-running", "9", "--num-blocks", "400", "--policy", "fcfs", "--no-noise"),
+            *("--tpot-target-ms", "0"),
         )
         row = next(line for line in out.stdout.splitlines() if line.startswith("gap between tokens"))
         assert float(row.split()[-1].replace(",", "")) == pytest.approx(40 + budget - 8, rel=0.12)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from legato.cli.main import app
+from legato.cli.commands import app
 from legato.core.cost import StepCost, StepShape
 from legato.engine.cost_file import CostFile, Sample, read_cost_file, write_cost_file
 from legato.errors import ConfigError
@@ -80,7 +80,8 @@ def test_a_rate_and_the_scenario_that_is_the_default(cost_file: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "tune needs a --tpot-target-ms"),
+        (["--tpot-target-ms", "0"], "tune needs a --tpot-target-ms"),
+        ([], "no/such.gguf"),
         (["--tpot-target-ms", "100", "--scenario", "nonsense"], "no scenario 'nonsense'"),
         (["--tpot-target-ms", "100", "--cost", "none.json"], "none.json: cannot be read"),
         (["--tpot-target-ms", "100", "--prompt", "3"], "go together"),

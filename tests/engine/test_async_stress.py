@@ -142,7 +142,7 @@ def test_everybody_is_answered_and_nothing_is_left(
         config,
         BlockPool(num_blocks, BLOCK),
         prefill_policy=policy,
-        budget=TargetBudget(budget, CostModel(), target=target, floor=min_chunk),
+        budget=TargetBudget(budget, CostModel(), target=target, min_chunk=min_chunk),
         order=ORDERS[order](budget),
     )
     engine = Engine(scheduler, machine.runner, clock=machine.clock)

@@ -109,7 +109,7 @@ def test_without_targets_nothing_is_judged_and_the_series_are_there() -> None:
 def test_steps_are_counted_by_limit_and_predictions_by_their_error() -> None:
     """A step is believed to take 1 s and takes 2: its error is 1."""
     costs = CostModel(prior=SECOND)
-    budget = TargetBudget(8, costs, target=0.5, floor=2)
+    budget = TargetBudget(8, costs, target=0.5, min_chunk=2)
     world = make_world(budget=8, timed=budget, step_seconds=lambda _: 2.0, targets=Targets(tpot=0.5))
     world.submit("a", num_prompt=2, max_tokens=4)
     world.step()

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from legato.cli.main import app
+from legato.cli.commands import app
 from legato.config import EngineSettings, ModelSettings, Settings
 from legato.tune.setup import Setup, serve_command
 

@@ -106,7 +106,9 @@ def _build(settings: Settings, progress: Callable[[str], None]) -> "Built":
     with importing():  # torch takes seconds, and a cost file needs none
         from legato.engine.build import build
 
-    engine: EngineSettings = settings.engine.model_copy(update={"calibrate": False})  # measured anew anyway
+    # measured anew anyway, for steps as long as a target would allow them
+    changes = {"calibrate": False, "max_batch_tokens": settings.engine.token_limit}
+    engine: EngineSettings = settings.engine.model_copy(update=changes)
     return build(settings.model, engine, cache_dir=cache_dir(), files=files, progress=progress)
 
 

@@ -29,8 +29,8 @@ from legato.engine.asking import (
 )
 from legato.engine.build import Built, build
 from legato.engine.output import Delta, Reply
-from legato.engine.scheduling import resolve_target
 from legato.engine.params import SamplingParams, defaults_of
+from legato.engine.scheduling import resolve_target
 from legato.errors import ConfigError, ConstraintError, StepError
 from legato.models.source import ModelFiles
 
@@ -206,9 +206,7 @@ def load(
     model_settings, engine = as_sections(start, settings or EngineSettings(), changes)
     engine = resolve_target(engine, None) if offline else engine
     folder = Path.home() / ".cache" / "legato" if cache_dir is None else Path(cache_dir)
-    return build(
-        model_settings, engine, cache_dir=folder, files=files, progress=progress, for_chat=for_chat
-    )
+    return build(model_settings, engine, cache_dir=folder, files=files, progress=progress, for_chat=for_chat)
 
 
 def checked_delta(delta: Delta) -> Delta:

@@ -11,6 +11,7 @@ from legato.core.events import TokenEvent
 from legato.core.request import Request, RequestId, SamplingParams
 from legato.core.stopping import FinishReason
 from legato.sim.stand_in import StandIn, build_stand_in
+from legato.text.fake import FakeTokenizer
 
 QUICK = StepCost(step=1e-6, head=0, decode=0, prefill=0, context=0, pair=0)
 
@@ -22,7 +23,7 @@ def stand_in() -> StandIn:
 
 def replies(stand_in: StandIn, prompts: list[str], **params: object) -> list[list[int]]:
     """Tokens of each, served together."""
-    engine, eos = stand_in.engine, stand_in.tokenizer.EOS
+    engine, eos = stand_in.engine, FakeTokenizer.EOS
     made: dict[RequestId, list[int]] = {}
     for i, prompt in enumerate(prompts):
         given = {"max_tokens": 2000, "stop_token_ids": frozenset({eos}), **params}

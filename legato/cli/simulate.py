@@ -20,7 +20,7 @@ from legato.sim.report import Report, report, table
 from legato.sim.run import Simulation, run_simulation
 from legato.workload.arrival import Arrival, scale, select
 from legato.workload.rhythm import Rhythm, retime
-from legato.workload.scenario import Group, Scenario, find_scenario
+from legato.workload.scenario import Group, Scenario, check_number, find_scenario
 from legato.workload.trace import read_trace
 
 NUM_REQUESTS = 100
@@ -66,11 +66,12 @@ class WorkloadChoice:
             return arrivals if rhythm is None else retime(arrivals, rhythm, seed)
         if self.prompt is None or self.output is None or rhythm is None:
             raise ConfigError("--prompt and --output need a --rate")
-        num = round(rhythm.rate * self.duration) if self.duration is not None else self.limit or NUM_REQUESTS
+        num = rhythm.rate * self.duration if self.duration is not None else self.limit or NUM_REQUESTS
+        check_number(num)
         group = Group(
             prompt=self.prompt,
             output=self.output,
-            requests=max(num, 1),
+            requests=max(round(num), 1),
             rate=rhythm.rate,
             burstiness=rhythm.burstiness,
         )

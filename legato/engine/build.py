@@ -18,7 +18,7 @@ from legato.engine.protocol import Runner
 from legato.engine.scheduling import make_scheduler, resolve_target, scheduler_config
 from legato.engine.text_parts import load_text
 from legato.errors import ConfigError
-from legato.models.load import open_model
+from legato.models.load import open_checked
 from legato.models.source import ModelFiles, resolve
 from legato.models.spec import ModelSpec
 from legato.runner.exactness import ExactnessReport
@@ -87,7 +87,7 @@ def build(
     if files is None:
         progress(f"finding {model.model}")
         files = resolve(model.model, cache_dir=cache_dir)
-    opened = open_model(files)
+    opened = open_checked(files, cache_dir=cache_dir, progress=progress)
     max_model_len = _max_model_len(model.max_model_len, opened.spec)
     progress(f"reading the tokenizer of {opened.name}")
     text = load_text(model, opened, files.path, for_chat=for_chat)

@@ -3,12 +3,15 @@
 It chooses the loader and knows nothing else; which dtype and device are good is the caller's business.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from legato.models.config_json import spec_from_folder
+from legato.models.content import Receipts, check_files, receipts_in
+from legato.models.examine import ExaminedWeights, Weights, check_bytes
 from legato.models.gguf_file import GgufFile
 from legato.models.gguf_loader import GgufWeights, spec_from_gguf
 from legato.models.safetensors_loader import SafetensorsWeights
@@ -24,16 +27,49 @@ class OpenedModel:
     spec: ModelSpec
     source: GgufFile | Path
     """The opened GGUF file, or the folder in Hugging Face form."""
+    unknown: tuple[Path, ...] = ()
+    """Its files of whose content nothing is known: it is examined as it is read."""
+    receipts: Receipts | None = None
+    """Where to note that they were good."""
 
     @property
     def gguf(self) -> GgufFile | None:
         return self.source if isinstance(self.source, GgufFile) else None
 
-    def weights(self, *, dtype: torch.dtype, device: torch.device) -> GgufWeights | SafetensorsWeights:
+    def weights(self, *, dtype: torch.dtype, device: torch.device) -> Weights:
         """Every tensor of the spec under Legato's name (`ModelSpec.tensor_shapes`). Raises ModelError."""
-        if isinstance(self.source, GgufFile):
-            return GgufWeights(self.source, self.spec, dtype=dtype, device=device)
-        return SafetensorsWeights(self.source, self.spec, dtype=dtype, device=device)
+        weights: Weights = (
+            GgufWeights(self.source, self.spec, dtype=dtype, device=device)
+            if isinstance(self.source, GgufFile)
+            else SafetensorsWeights(self.source, self.spec, dtype=dtype, device=device)
+        )
+        if not self.unknown:
+            return weights
+        for path in self.unknown:
+            check_bytes(path, self.gguf)
+        return ExaminedWeights(
+            weights, self.source.path if isinstance(self.source, GgufFile) else self.source
+        )
+
+    def note_good(self) -> None:
+        """All weights were read, and nothing was wrong with them: later starts need not examine them."""
+        if self.receipts is not None:
+            for path in self.unknown:
+                self.receipts.write(path)
+
+
+def weight_files(files: ModelFiles) -> list[Path]:
+    """The files that hold a model's weights."""
+    return [files.path] if files.kind == "gguf" else sorted(files.path.glob("*.safetensors"))
+
+
+def open_checked(
+    files: ModelFiles, *, cache_dir: Path, progress: Callable[[str], None] = lambda _: None
+) -> OpenedModel:
+    """As `open_model`, after a look at whether the files hold what they should. Raises ModelError."""
+    receipts = receipts_in(cache_dir)
+    unknown = check_files(weight_files(files), receipts, progress)
+    return replace(open_model(files), unknown=tuple(unknown), receipts=receipts)
 
 
 def open_model(files: ModelFiles) -> OpenedModel:
@@ -41,4 +77,5 @@ def open_model(files: ModelFiles) -> OpenedModel:
     if files.kind == "gguf":
         gguf = GgufFile(files.path)
         return OpenedModel(name=files.name, spec=spec_from_gguf(gguf), source=gguf)
-    return OpenedModel(name=files.name, spec=spec_from_folder(files.path), source=files.path)
+    spec = spec_from_folder(files.path)
+    return OpenedModel(name=files.name, spec=spec, source=files.path)

@@ -6,14 +6,19 @@ file does not know what is inside a model, and it never imports the packages: it
 
 import hashlib
 import importlib.util
+import logging
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from legato.errors import ModelError
+from legato.models.content import DamagedError, Receipts, check_digest, receipts_in
+
+logger = logging.getLogger(__name__)
 
 COPY_BYTES = 1 << 20
 LOCK_TIMEOUT_S = 900.0
@@ -74,19 +79,21 @@ def find_packaged(name: str) -> PackagedModel | None:
 def assemble(model: PackagedModel, *, cache_dir: Path) -> Path:
     """The model's one GGUF file under `cache_dir`, joined from its parts if it is not there yet.
 
-    The file gets its name only after its sha256 was right and it was on disk, so a file of the right size
-    under that name is a good one, and later starts need not hash it again. Processes that start together wait
-    for the one that joins. Raises ModelError: a part is missing or damaged, or the cache cannot be written.
+    The file gets its name only after its sha256 was right and it was on disk. A file that was changed since
+    is joined anew (see `content.py`). Processes that start together wait for the one that joins. Raises
+    ModelError: a part is missing or damaged, or the cache cannot be written.
     """
+    receipts = receipts_in(cache_dir)
     target = cache_dir / "models" / model.sha256[:16] / model.filename
     try:
-        if _is_complete(target, model):
+        if _is_complete(target, model, receipts):
             return target
         parts = [_find_part(model, module, file) for module, file in model.parts]
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(target.parent / ".lock", timeout=LOCK_TIMEOUT_S):
-            if not _is_complete(target, model):
+            if not _is_complete(target, model, receipts):
                 _join(parts, target, model)
+                receipts.write(target)
     except Timeout:
         raise ModelError(
             f"{target}: another process has been writing it for more than {LOCK_TIMEOUT_S:.0f} s"
@@ -100,8 +107,15 @@ def assemble(model: PackagedModel, *, cache_dir: Path) -> Path:
     return target
 
 
-def _is_complete(target: Path, model: PackagedModel) -> bool:
-    return target.is_file() and target.stat().st_size == model.num_bytes
+def _is_complete(target: Path, model: PackagedModel, receipts: Receipts) -> bool:
+    if not target.is_file():
+        return False
+    if target.stat().st_size == model.num_bytes:
+        with suppress(DamagedError):
+            check_digest(target, model.sha256, receipts)
+            return True
+    logger.warning("%s: not the model that it should be; joining it anew from its packages", target)
+    return False
 
 
 def _find_part(model: PackagedModel, module: str, file: str) -> Path:

@@ -72,6 +72,7 @@ def load_runner(
     ops = layer_ops(kind, threads, progress)
     progress(f"loading {spec.num_layers} layers as {dtype_name} on {device}; memory: {plan}")
     decoder = Decoder(spec, opened.weights(dtype=dtype, device=device), attention=attention, ops=ops)
+    opened.note_good()
     trim_heap()
     num_blocks, block_size = plan.num_blocks, options.cache.block_size
     cache_in_words = (

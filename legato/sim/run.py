@@ -10,11 +10,15 @@ from legato.core.scheduler import Scheduler
 from legato.engine.cost_file import CostFile
 from legato.engine.protocol import Observer
 from legato.engine.scheduling import make_scheduler, resolve_target, scheduler_config
+from legato.errors import ConfigError
 from legato.metrics.timeline import RequestTimeline, Targets
 from legato.sim.recorder import Recorder, Steps
 from legato.sim.simulator import Refused, simulate
 from legato.sim.times import StepTimes
 from legato.workload.arrival import Arrival
+
+MAX_BLOCKS = 10_000_000
+"""The scheduler keeps a list of them, which takes memory even if no model does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,10 @@ def new_scheduler(
     """That of a server with these settings, calibrated with `costs`, from which `model` has learned and goes
     on. Its KV cache is as large as the measured one, unless the settings say how many blocks."""
     num_blocks = engine.num_blocks or -(-costs.num_blocks * costs.block_size // engine.block_size)
+    if num_blocks > MAX_BLOCKS:
+        raise ConfigError(
+            f"a simulated KV cache has at most {MAX_BLOCKS:,} blocks, not {num_blocks}", param="num_blocks"
+        )
     pool = BlockPool(num_blocks, engine.block_size)
     longest = min(max_model_len or costs.max_model_len, num_blocks * engine.block_size)
     config = scheduler_config(engine, max_model_len=longest, vocab_size=costs.vocab_size)

@@ -4,12 +4,20 @@ Its prompt is made up: no trace has texts. Token ids are a function of the names
 prompts share exactly the parts that they have in common from the start on.
 """
 
+import math
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import shake_128
 from itertools import pairwise
 from typing import NamedTuple
+
+from legato.errors import ConfigError
+
+MAX_LENGTH = 10_000_000
+"""Tokens of a prompt, and of a reply. No model takes more, and making up the tokens would take all memory."""
+MAX_TIME = 1e12
+"""Seconds. The time of a step must not be lost in the digits of the clock."""
 
 
 class Part(NamedTuple):
@@ -75,7 +83,24 @@ def select(
 
 def scale(arrivals: Iterable[Arrival], *, lengths: float = 1.0, time: float = 1.0) -> tuple[Arrival, ...]:
     """Lengths and times multiplied: lengths of 0.125 for a machine that is slow, a time of 0.5 for twice the
-    rate. Lengths are rounded, to 1 at least; shared parts stay shared."""
+    rate. Lengths are rounded, to 1 at least; shared parts stay shared.
+
+    Raises `ConfigError` for what becomes too long or too late."""
+    arrivals = tuple(arrivals)
+    longest = max((max(a.input_length, a.output_length) for a in arrivals), default=0)
+    if not longest * lengths <= MAX_LENGTH:
+        raise ConfigError(
+            f"a prompt or reply has {longest * lengths:g} tokens, at most {MAX_LENGTH:,} are simulated "
+            f"(lengths are scaled by {lengths:g})",
+            param="length_scale",
+        )
+    latest = max((a.time for a in arrivals), default=0.0)
+    if not (time < math.inf and latest * time <= MAX_TIME):
+        raise ConfigError(
+            f"a request comes after {latest * time:g} s, at most {MAX_TIME:g} are simulated "
+            f"(times are scaled by {time:g})",
+            param="time_scale",
+        )
     return tuple(
         replace(
             arrival,

@@ -13,12 +13,22 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from legato.errors import ConfigError
-from legato.workload.arrival import Arrival, Part
+from legato.workload.arrival import MAX_LENGTH, Arrival, Part
 from legato.workload.rhythm import Rhythm
 
+LARGEST = 10**15
+"""Of any number in a file."""
 LONGEST = 1e9
 """Seconds, and milliseconds of a target."""
-MAX_REQUESTS = 10_000_000
+MAX_REQUESTS = 1_000_000
+
+
+def check_number(num_requests: float) -> None:
+    """Raises `ConfigError` for more requests than a workload has."""
+    if not num_requests <= MAX_REQUESTS:
+        raise ConfigError(
+            f"a workload has at most {MAX_REQUESTS:,} requests, not {num_requests:.15g}", param="requests"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +66,12 @@ class Group:
             self._check(name, at_least=0)
         for name in ("rate", "duration", "burstiness", "patience", "tpot_target_ms", "ttft_target_ms"):
             self._check(name, above=0)
+        for name in ("prompt", "output", "system"):
+            if getattr(self, name) > MAX_LENGTH:
+                raise ConfigError(
+                    f"{name} must be at most {MAX_LENGTH:,} tokens, not {getattr(self, name):.15g}",
+                    param=name,
+                )
         for name in ("at", "duration", "patience", "tpot_target_ms", "ttft_target_ms"):
             value = getattr(self, name)
             if value is not None and value > LONGEST:
@@ -65,8 +81,7 @@ class Group:
         if self.duration is not None and (self.rate is None or self.requests is not None):
             raise ConfigError("duration goes with rate, and not with requests", param="duration")
         num = (self.rate or 0.0) * (self.duration or 0.0) or self.requests or 1
-        if num > MAX_REQUESTS:
-            raise ConfigError(f"a group has at most {MAX_REQUESTS:,} requests, not {num:g}", param="requests")
+        check_number(num)
 
     def _check(self, name: str, *, at_least: float | None = None, above: float | None = None) -> None:
         value = getattr(self, name)
@@ -122,6 +137,9 @@ class Scenario:
     description: str
     groups: tuple[Group, ...]
 
+    def __post_init__(self) -> None:
+        check_number(sum(group.num_requests for group in self.groups))
+
     def arrivals(self, seed: int) -> tuple[Arrival, ...]:
         """By time. The same seed gives the same requests."""
         draw = random.Random(seed)
@@ -152,8 +170,9 @@ def read_scenario(path: Path) -> Scenario:
         table = json.loads(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"scenario {path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise ConfigError(f"scenario {path}: not JSON ({error})") from None
+    except (ValueError, RecursionError) as error:
+        reason = str(error).partition(";")[0]
+        raise ConfigError(f"scenario {path}: not JSON ({reason})") from None
     if not isinstance(table, dict) or set(table) - {"description", "groups"}:
         raise ConfigError(f'scenario {path}: not an object of "description" and "groups"')
     groups, description = table.get("groups"), table.get("description", path.stem)
@@ -186,6 +205,8 @@ def _read_group(group: object) -> Group:
         if isinstance(value, bool) or not isinstance(value, int if name in WHOLE else int | float):
             kind = "a whole number" if name in WHOLE else "a number"
             raise ConfigError(f"{name} must be {kind}, not {value!r:.40}", param=name)
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise ConfigError(f"{name} must be within {LARGEST:g}", param=name)
     for name in ("prompt", "output"):
         if name not in group:
             raise ConfigError(f"{name} is missing", param=name)

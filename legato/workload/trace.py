@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from legato.errors import ConfigError
-from legato.workload.arrival import Arrival, Part, alone
+from legato.workload.arrival import MAX_LENGTH, MAX_TIME, Arrival, Part, alone
 
 HASH_BLOCK = 512
 """Prompt tokens that one of Mooncake's hash ids stands for."""
@@ -81,13 +81,20 @@ def _csv_rows(path: Path, lines: list[str]) -> tuple[bool, Iterator[Row]]:
         raise ConfigError(f"trace {path}, line 1: the header has to name {known}; it is {','.join(header)!r}")
 
     def rows() -> Iterator[Row]:
-        for row in reader:
+        for row in _read_rows(path, reader):
             fail = _failure(path, reader.line_num)
-            at = _number(row, time, fail) if timed else 0.0
+            at = _time(row, time, fail) if timed else 0.0
             length = _count(row, prompt, fail)
             yield at, alone(f"row {reader.line_num}", length) if length else (), _count(row, reply, fail)
 
     return timed, rows()
+
+
+def _read_rows(path: Path, reader: "csv.DictReader[str]") -> Iterator[dict[str, str]]:
+    try:
+        yield from reader
+    except csv.Error as error:
+        _failure(path, reader.line_num)(f"not CSV ({error})")
 
 
 def _json_rows(path: Path, lines: list[str]) -> Iterator[Row]:
@@ -97,15 +104,15 @@ def _json_rows(path: Path, lines: list[str]) -> Iterator[Row]:
         fail = _failure(path, number)
         try:
             row = json.loads(line)
-        except ValueError as error:
-            fail(f"not JSON ({error})")
+        except (ValueError, RecursionError) as error:
+            fail(f"not JSON ({str(error).partition(';')[0]})")
         if not isinstance(row, dict):
             fail("not a JSON object")
         length = _count(row, "input_length", fail)
         parts = alone(f"row {number}", length) if length else ()
         if "hash_ids" in row:
             parts = _parts(row["hash_ids"], length, fail)
-        yield _number(row, "timestamp", fail) / 1000, parts, _count(row, "output_length", fail)
+        yield _time(row, "timestamp", fail) / 1000, parts, _count(row, "output_length", fail)
 
 
 def _parts(hash_ids: object, length: int, fail: Callable[[str], NoReturn]) -> tuple[Part, ...]:
@@ -134,16 +141,25 @@ def _number(row: Mapping[str, object], name: str, fail: Callable[[str], NoReturn
         fail(f"{name} is missing")
     try:
         number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 <= number < math.inf:
         fail(f"{name} must be a number of at least 0, not {value!r:.40}")
     return number
 
 
-def _count(row: Mapping[str, object], name: str, fail: Callable[[str], NoReturn]) -> int:
-    """A whole number that is not negative."""
+def _time(row: Mapping[str, object], name: str, fail: Callable[[str], NoReturn]) -> float:
     number = _number(row, name, fail)
+    if number > MAX_TIME:
+        fail(f"{name} must be at most {MAX_TIME:g}, not {number:g}")
+    return number
+
+
+def _count(row: Mapping[str, object], name: str, fail: Callable[[str], NoReturn]) -> int:
+    """A whole number of tokens that is not negative."""
+    number = _number(row, name, fail)
+    if number > MAX_LENGTH:
+        fail(f"{name} must be at most {MAX_LENGTH:,} tokens, not {number:g}")
     if not number.is_integer():
         fail(f"{name} must be a whole number, not {row[name]!r:.40}")
     return int(number)

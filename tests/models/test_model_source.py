@@ -60,7 +60,7 @@ def test_parts_are_joined_in_order_into_one_file(package: PackagedModel, tmp_pat
     path = assemble(package, cache_dir=tmp_path / "cache")
     assert path.read_bytes() == WHOLE
     assert path.name == "tiny.gguf"
-    assert files_below(tmp_path / "cache") == {"tiny.gguf"}
+    assert files_below(tmp_path / "cache" / "models") == {"tiny.gguf"}
 
 
 def test_a_second_call_neither_reads_the_parts_nor_writes(package: PackagedModel, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_wrong_sha256_is_an_error_and_leaves_nothing_behind(package: PackagedM
     message = error_of(lambda: assemble(package, cache_dir=tmp_path / "cache"))
     assert package.sha256[:16] in message
     assert "--force-reinstall" in message
-    assert files_below(tmp_path / "cache") == set()
+    assert files_below(tmp_path / "cache" / "models") == set()
 
 
 def test_a_package_that_is_not_installed_is_named_with_the_way_to_install_it(
@@ -154,7 +154,7 @@ def test_processes_that_start_together_all_get_the_whole_file(tmp_path: Path) ->
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0, 0]
-    assert files_below(tmp_path / "cache") == {"tiny.gguf"}
+    assert files_below(tmp_path / "cache" / "models") == {"tiny.gguf"}
 
 
 @pytest.mark.parametrize("name", ["gemma3-270m", "gemma-3-270m", "demo", ModelSettings().model])

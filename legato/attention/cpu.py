@@ -17,6 +17,7 @@ from legato.attention.base import AttentionBatch, AttentionParams, LayerCache
 from legato.errors import ConfigError
 from legato.kernels.attention import Rows, Step, attend_kernel
 from legato.kernels.attention_vector import BFLOAT16, FLOAT16, FLOAT32
+from legato.kernels.cache import preparing
 from legato.kernels.team import Threads
 from legato.kernels.vector import LANES, fuses_multiply_add
 
@@ -49,9 +50,9 @@ class CpuAttention:
         if not fuses_multiply_add():
             raise ConfigError("cpu attention: this processor has no fused multiply-add")
         self._threads = threads or Threads(torch.get_num_threads())
-        progress("preparing attention kernels (compiled at the first start)")
-        self.kernel = attend_kernel()
-        self._attend_to_one_token(head_dim)
+        with preparing("attention", progress):
+            self.kernel = attend_kernel()
+            self._attend_to_one_token(head_dim)
         self.kernel.close()
 
     def __call__(

@@ -114,7 +114,11 @@ def _self_test(llm: "LLM") -> dict[str, str]:
     beside = llm.generate([*crowd, prompt], params, show_progress=False)[-1]
     clear = list(itertools.takewhile(_is_clear, alone.logprobs or ()))
     same = beside.token_ids[: len(clear)] == alone.token_ids[: len(clear)] and beside.finish_reason != "error"
-    result = f"passed ({len(clear)} tokens compared)" if same else f"failed: {alone}, in a crowd {beside}"
+    result = (
+        f"passed ({len(clear)} tokens compared)"
+        if same
+        else f"failed: {alone.token_ids}, in a crowd {beside.token_ids}"
+    )
     return tests | {"same answer in a crowd": result}
 
 

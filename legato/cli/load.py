@@ -9,8 +9,8 @@ from rich.markup import escape
 
 from legato.cli.interrupts import importing
 from legato.cli.options import cache_dir
-from legato.config import ModelSettings, Settings
-from legato.models.source import ModelFiles, resolve
+from legato.config import Settings
+from legato.models.source import find_files
 
 if TYPE_CHECKING:
     from legato.engine.llm import LLM
@@ -23,7 +23,7 @@ def load_llm(
     no more; `for_chat` only if it has a chat template; `as_server` with all that a server would choose."""
     engine = settings.engine.model_copy(update={"max_running": 1}) if alone else settings.engine
     with stages() as progress:
-        files = find_files(settings.model, progress)
+        files = find_files(settings.model.model, cache_dir=cache_dir(), progress=progress)
         with importing():
             from legato.engine.build import build  # torch takes seconds, and not every command needs it
             from legato.engine.llm import LLM
@@ -42,12 +42,6 @@ def load_llm(
         return LLM.load(
             settings.model, engine, cache_dir=cache_dir(), files=files, progress=progress, for_chat=for_chat
         )
-
-
-def find_files(model: ModelSettings, progress: Callable[[str], None]) -> ModelFiles:
-    """The model's files, put together or fetched if need be."""
-    progress(f"finding {model.model}")
-    return resolve(model.model, cache_dir=cache_dir())
 
 
 @contextmanager

@@ -158,8 +158,13 @@ def unknown_variables() -> list[str]:
 
 
 def check_model(settings: Settings) -> None:
-    """Raise `ModelError` if there is no such model, before libraries are loaded that take seconds."""
+    """Raise `ModelError` or `ConfigError` if there is no such model or chat template, before libraries are
+    loaded that take seconds."""
     locate(settings.model.model)
+    if settings.model.chat_template is not None:
+        from legato.text.chat import load_template  # a tenth of a second, and few give one
+
+        load_template(settings.model.chat_template)
 
 
 def schema() -> dict[str, Any]:

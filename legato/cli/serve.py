@@ -15,7 +15,7 @@ from rich.console import Console
 
 from legato import __version__
 from legato.cli.interrupts import importing
-from legato.cli.load import find_files, stages
+from legato.cli.load import stages
 from legato.cli.logs import configure
 from legato.cli.options import cache_dir
 from legato.config import EngineSettings, ServerSettings, Settings, in_seconds
@@ -28,6 +28,7 @@ from legato.metrics.prometheus import CONTENT_TYPE, Metrics
 from legato.metrics.target_log import TargetLog
 from legato.metrics.throughput import ThroughputLog
 from legato.metrics.timeline import Targets
+from legato.models.source import find_files
 from legato.server.event_loop import Turns, run
 from legato.server.guards import ApiKeys
 from legato.server.lobby import lobby
@@ -160,7 +161,7 @@ def _warn_in_red(line: str, server: ServerSettings) -> None:
 
 
 def _load(settings: Settings, progress: Callable[[str], None]) -> Served:
-    files = find_files(settings.model, progress)
+    files = find_files(settings.model.model, cache_dir=cache_dir(), progress=progress)
     with importing():  # torch takes seconds, and what stands in for a model needs none
         from legato.engine.build import build
 

@@ -10,8 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from legato import __version__
+from legato.cli.files import check_writable, write
+from legato.cli.load import stages
+from legato.cli.simulation_progress import SimulationProgress
 from legato.config import Settings
 from legato.engine.cost_file import CostFile
+from legato.engine.protocol import Observer
 from legato.errors import ConfigError
 from legato.metrics.journal import JournalFile
 from legato.sim.find_costs import DEFAULT, find_costs, in_words
@@ -90,10 +94,16 @@ def simulate_workload(
     journal: Path | None,
 ) -> None:
     """Prints a table, and writes the files that were asked for."""
+    check_writable(as_json, plot_file, journal)
     arrivals, costs = choice.arrivals(seed), find_costs(cost or DEFAULT)
     print(f"steps cost as those of {in_words(costs)}", file=sys.stderr)
     with ExitStack() as stack:
-        observers = [] if journal is None else [stack.enter_context(closing(JournalFile(journal)))]
+        every_s = 0.2 if sys.stderr.isatty() else 10.0
+        observers: list[Observer] = [
+            SimulationProgress(len(arrivals), stack.enter_context(stages()), every_s=every_s)
+        ]
+        if journal is not None:
+            observers.append(stack.enter_context(closing(JournalFile(journal))))
         started = time.perf_counter()
         simulation = run_simulation(
             settings.engine,
@@ -134,11 +144,3 @@ def _document(result: Report, settings: Settings, costs: CostFile, seed: int) ->
         "seed": seed,
         "result": result.to_json(),
     }
-
-
-def write(path: Path, text: str) -> None:
-    """Raises `ConfigError` if the file cannot be written."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror})") from None

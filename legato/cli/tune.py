@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legato import __version__
+from legato.cli.files import check_writable, write
 from legato.cli.interrupts import importing
-from legato.cli.load import find_files, stages
+from legato.cli.load import stages
 from legato.cli.options import cache_dir
-from legato.cli.simulate import WorkloadChoice, write
+from legato.cli.simulate import WorkloadChoice
 from legato.config import EngineSettings, Settings, in_seconds
 from legato.engine.cost_file import CostFile, write_cost_file
 from legato.engine.scheduling import resolve_target
 from legato.errors import ConfigError
 from legato.metrics.timeline import Targets
+from legato.models.source import find_files
 from legato.sim.find_costs import find_costs, in_words
 from legato.tune.page import page
 from legato.tune.setup import serve_command
@@ -56,6 +58,7 @@ def tune_model(
     verify_too: bool,
 ) -> None:
     """Prints the recommendation, the command to serve with it, and what `verify_too` measured."""
+    check_writable(outputs.as_json, outputs.plot, outputs.costs)
     if settings.engine.tpot_target_ms == 0:
         raise ConfigError("tune needs a --tpot-target-ms: the longest gap between tokens that is wanted")
     arrivals = choice.arrivals(seed)
@@ -102,7 +105,7 @@ def tune_model(
 
 
 def _build(settings: Settings, progress: Callable[[str], None]) -> "Built":
-    files = find_files(settings.model, progress)
+    files = find_files(settings.model.model, cache_dir=cache_dir(), progress=progress)
     with importing():  # torch takes seconds, and a cost file needs none
         from legato.engine.build import build
 

@@ -18,8 +18,8 @@ from legato.engine.protocol import Runner
 from legato.engine.scheduling import make_scheduler, resolve_target, scheduler_config
 from legato.engine.text_parts import load_text
 from legato.errors import ConfigError
-from legato.models.load import open_checked
-from legato.models.source import ModelFiles, resolve
+from legato.models.load import OpenedModel, open_checked
+from legato.models.source import ModelFiles, find_files
 from legato.models.spec import ModelSpec
 from legato.runner.exactness import ExactnessReport
 from legato.runner.load import RunnerOptions, load_runner
@@ -84,13 +84,11 @@ def build(
     `for_chat` also for a model without a chat template. All that is wrong beside the weights is said before
     they are read.
     """
-    if files is None:
-        progress(f"finding {model.model}")
-        files = resolve(model.model, cache_dir=cache_dir)
+    files = files or find_files(model.model, cache_dir=cache_dir, progress=progress)
     opened = open_checked(files, cache_dir=cache_dir, progress=progress)
     max_model_len = _max_model_len(model.max_model_len, opened.spec)
     progress(f"reading the tokenizer of {opened.name}")
-    text = load_text(model, opened, files.path, for_chat=for_chat)
+    text = load_text(model, opened, files, for_chat=for_chat)
     loaded = load_runner(opened, _runner_options(model, engine, max_model_len), progress=progress)
     pool = BlockPool(loaded.runner.num_blocks, loaded.runner.block_size)
     capacity = pool.num_blocks * pool.block_size
@@ -124,7 +122,8 @@ def build(
         measure_costs=partial(measure_costs, anew=True),
         new_engine=partial(_new_engine, loaded.runner, config),
         settings=settings,
-        choices=loaded.choices
+        choices=_model(model, opened, files)
+        | loaded.choices
         | _choices(model, settings, scheduler, text.sampling_defaults)
         | {"target": _target(engine, settings.tpot_target, costs)},
     )
@@ -167,12 +166,26 @@ def _choices(
     sampling_defaults: SamplingDefaults,
 ) -> dict[str, str]:
     return {
-        "prefill": f"{scheduler.prefill_policy}, at most {engine.token_limit} tokens a step",
+        "prefill": _prefill(engine),
         "order": f"{engine.policy}; admission by {engine.admission} need; "
         + ("prefixes shared" if engine.prefix_cache else "no prefixes shared"),
         "sampling": f"{sampling_defaults} where a request does not say ({model.generation_config})",
         "context": f"at most {scheduler.config.max_model_len} tokens of prompt and reply",
     }
+
+
+def _model(model: ModelSettings, opened: OpenedModel, files: ModelFiles) -> dict[str, str]:
+    name, spec = model.served_model_name or opened.name, opened.spec
+    return {"model": f"{name}, {spec.family} of {spec.num_layers} layers, from {files.path}"}
+
+
+def _prefill(engine: EngineSettings) -> str:
+    limit = f"at most {engine.token_limit} tokens a step"
+    if engine.prefill_chunk is None:
+        return f"prompts take what decodes leave of a step; {limit}"
+    if engine.prefill_chunk == 0:
+        return f"a prompt is computed whole in one step, without chunking; {limit}, or one prompt"
+    return f"at most {engine.prefill_chunk} tokens of a prompt in a step; {limit}"
 
 
 def _target(asked: EngineSettings, target: float | None, costs: CostModel) -> str:

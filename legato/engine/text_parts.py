@@ -8,6 +8,7 @@ from pathlib import Path
 from legato.config import ModelSettings
 from legato.errors import ConfigError, ModelError
 from legato.models.load import OpenedModel
+from legato.models.source import ModelFiles
 from legato.text.chat import ChatTemplate, load_template, template_from_folder, template_from_gguf
 from legato.text.sampling_defaults import (
     SamplingDefaults,
@@ -27,9 +28,10 @@ class TextParts:
     sampling_defaults: SamplingDefaults
 
 
-def load_text(model: ModelSettings, opened: OpenedModel, path: Path, *, for_chat: bool) -> TextParts:
-    """Raises `ModelError` for the model's files at `path`, and `ConfigError` for a template that was asked
+def load_text(model: ModelSettings, opened: OpenedModel, files: ModelFiles, *, for_chat: bool) -> TextParts:
+    """Raises `ModelError` for the model's files, and `ConfigError` for a template that was asked
     for or, `for_chat`, is missing."""
+    path = files.path
     tokenizer = _tokenizer(opened, path)
     chat_template = _chat_template(model.chat_template, opened, path, tokenizer)
     if for_chat and chat_template is None:
@@ -40,7 +42,7 @@ def load_text(model: ModelSettings, opened: OpenedModel, path: Path, *, for_chat
         )
     if chat_template is not None:
         tokenizer = tokenizer.for_chats(chat_template, trust_special_tokens=model.trust_special_tokens)
-    return TextParts(tokenizer, chat_template, _sampling_defaults(model.generation_config, opened, path))
+    return TextParts(tokenizer, chat_template, _sampling_defaults(model.generation_config, opened, files))
 
 
 def _tokenizer(opened: OpenedModel, path: Path) -> Tokenizer:
@@ -50,12 +52,14 @@ def _tokenizer(opened: OpenedModel, path: Path) -> Tokenizer:
         return tokenizer_from_gguf(opened.gguf.metadata, opened.spec.vocab_size)
 
 
-def _sampling_defaults(asked: str, opened: OpenedModel, path: Path) -> SamplingDefaults:
+def _sampling_defaults(asked: str, opened: OpenedModel, files: ModelFiles) -> SamplingDefaults:
     if asked == "none":
         return SamplingDefaults()
+    if files.sampling is not None:
+        return files.sampling
     if opened.gguf is None:
-        return sampling_defaults_from_folder(path)
-    with _in_file(path):
+        return sampling_defaults_from_folder(files.path)
+    with _in_file(files.path):
         return sampling_defaults_from_gguf(opened.gguf.metadata)
 
 

@@ -16,8 +16,9 @@ import os
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,26 @@ logger = logging.getLogger(__name__)
 MAGIC = b"legato kernel 1\n"
 KEPT_VERSIONS = 8
 """Files of one kernel in one folder: other versions of its source, and other processors, have their own."""
+
+
+_on_compile: ContextVar[Callable[[], None]] = ContextVar("on_compile", default=lambda: None)
+
+
+@contextmanager
+def preparing(kernels: str, progress: Callable[[str], None]) -> Iterator[None]:
+    """Tell that kernels are prepared within the block, and that they are compiled if they have to be."""
+    progress(f"preparing {kernels} kernels")
+    waits = [f"compiling {kernels} kernels, which takes seconds and is done once"]
+
+    def tell() -> None:
+        if waits:
+            progress(waits.pop())
+
+    token = _on_compile.set(tell)
+    try:
+        yield
+    finally:
+        _on_compile.reset(token)
 
 
 def source_version() -> int:
@@ -98,6 +119,7 @@ class KernelCache(caching.Cache):
             except Exception as error:  # whole, yet made by libraries that kept other things in it
                 reason = f"it cannot be decoded ({type(error).__name__}: {error})"
             logger.warning("compiled kernel %s: %s; compiling it again", folder / name, reason)
+        _on_compile.get()()
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:

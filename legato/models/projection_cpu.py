@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from legato.errors import ConfigError, ModelError
+from legato.kernels.cache import preparing
 from legato.kernels.product import (
     FORMATS,
     GELU_TANH,
@@ -88,12 +89,12 @@ class CpuOps:
             raise ConfigError("weights: this processor has no fused multiply-add", param="weights")
         self.form = FORMATS[kind]
         self._threads = threads or Threads(torch.get_num_threads())
-        progress("preparing linear kernels (compiled at the first start)")
-        self.project, self.pack, self.read, self._turn = kernels = [
-            make() for make in (project_kernel, pack_kernel, read_kernel, turn_kernel)
-        ]
         self._memory: dict[str, Tensor] = {}
-        self._try_out()
+        with preparing("linear", progress):
+            self.project, self.pack, self.read, self._turn = kernels = [
+                make() for make in (project_kernel, pack_kernel, read_kernel, turn_kernel)
+            ]
+            self._try_out()
         for kernel in kernels:
             kernel.close()
 

@@ -13,6 +13,7 @@ from typing import Literal
 from legato.config.suggest import did_you_mean
 from legato.errors import ModelError
 from legato.models.packaged import PACKAGED_MODELS, PackagedModel, assemble, find_packaged
+from legato.text.sampling_defaults import SamplingDefaults
 
 HUB_FILES = (
     "*.safetensors",
@@ -45,6 +46,8 @@ class ModelFiles:
     kind: Literal["gguf", "folder"]
     path: Path
     """The GGUF file, or the folder with config.json, tokenizer files and *.safetensors."""
+    sampling: SamplingDefaults | None = None
+    """What the makers want where a request is silent, if that is known besides the files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +89,14 @@ def resolve(model: str, *, cache_dir: Path) -> ModelFiles:
     place = locate(model)
     if isinstance(place, PackagedModel):
         path = assemble(place, cache_dir=cache_dir)
-        return ModelFiles(name=place.name, kind="gguf", path=path)
+        return ModelFiles(name=place.name, kind="gguf", path=path, sampling=place.sampling)
     return _from_hub(place.repo, place.file) if isinstance(place, HubId) else _local(place)
+
+
+def find_files(model: str, *, cache_dir: Path, progress: Callable[[str], None]) -> ModelFiles:
+    """`resolve`, told of."""
+    progress(f"finding {model}")
+    return resolve(model, cache_dir=cache_dir)
 
 
 def _existing_path(model: str) -> Path | None:

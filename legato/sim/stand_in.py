@@ -84,6 +84,7 @@ def build_stand_in(
         source=source,
         settings=engine,
         choices={
+            "model": f"{model.served_model_name or costs.model}, simulated",
             "simulated": f"no model is loaded; steps take as long as those of {in_words(costs)}",
             "target": "none" if engine.tpot_target is None else f"{1000 * engine.tpot_target:g} ms",
         },

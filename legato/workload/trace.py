@@ -1,6 +1,7 @@
 """Recorded traffic from a file: times and lengths, no texts. The form is told by the content.
 
-    timestamp,input_length,output_length               CSV, seconds: Azure's traces in the common form
+    TIMESTAMP,ContextTokens,GeneratedTokens            CSV, dates: Azure's traces as they are published
+    timestamp,input_length,output_length               CSV, seconds: traces in the common form
     input_length,output_length                         CSV without times
     Timestamp,Model,Request tokens,Response tokens,..  CSV, seconds: BurstGPT
     {"timestamp": .., "input_length": .., "output_length": .., "hash_ids": [..]}
@@ -16,7 +17,8 @@ import csv
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
@@ -59,12 +61,19 @@ def read_trace(path: Path) -> Trace:
     if not arrivals:
         raise ConfigError(f"trace {path}: holds no request")
     arrivals.sort(key=lambda arrival: arrival.time)
+    if not is_json and DATE in first.split(","):
+        arrivals = [replace(arrival, time=round(arrival.time - arrivals[0].time, 6)) for arrival in arrivals]
+        if arrivals[-1].time > MAX_TIME:
+            raise ConfigError(f"trace {path}: lasts {arrivals[-1].time:g} s, at most {MAX_TIME:g}")
     return Trace(arrivals=tuple(arrivals), timed=timed)
 
 
+DATE = "TIMESTAMP"
+"""Name of the column that holds dates. Such a trace begins with its first request."""
 COLUMNS = (
     ("timestamp", "input_length", "output_length"),
     ("Timestamp", "Request tokens", "Response tokens"),
+    (DATE, "ContextTokens", "GeneratedTokens"),
 )
 """Names of the same three columns; the first may be missing."""
 
@@ -149,6 +158,14 @@ def _number(row: Mapping[str, object], name: str, fail: Callable[[str], NoReturn
 
 
 def _time(row: Mapping[str, object], name: str, fail: Callable[[str], NoReturn]) -> float:
+    """Seconds; of a date, those since 1970."""
+    value = row.get(name)
+    if name == DATE and isinstance(value, str):
+        try:
+            date = datetime.fromisoformat(value)
+        except ValueError:
+            fail(f"{name} must be a date such as 2023-11-16 18:15:46.68, not {value!r:.40}")
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     number = _number(row, name, fail)
     if number > MAX_TIME:
         fail(f"{name} must be at most {MAX_TIME:g}, not {number:g}")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.kernels import cache
-from legato.kernels.cache import DamagedError, Kernel, read_checked, write_checked
+from legato.kernels.cache import DamagedError, Kernel, preparing, read_checked, write_checked
 
 
 def double_kernel() -> Kernel:
@@ -174,3 +174,14 @@ def test_no_change_of_a_file_is_overlooked(
     file.write_bytes(whole)
     with pytest.raises(DamagedError):
         read_checked(file)
+
+
+@pytest.mark.usefixtures("folder")
+def test_only_a_start_that_compiles_says_so() -> None:
+    told: list[list[str]] = [[], []]
+    for lines in told:
+        with preparing("double", lines.append):
+            doubled()
+            doubled()
+    compiling = "compiling double kernels, which takes seconds and is done once"
+    assert told == [["preparing double kernels", compiling], ["preparing double kernels"]]

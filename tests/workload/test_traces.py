@@ -23,6 +23,13 @@ MOONCAKE = (
 )
 
 
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    "2023-11-16 18:15:46.6805900,374,44\n"
+    "2023-11-16 18:15:50.9951690,396,109\n"
+)
+
+
 def written(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "trace"
     path.write_text(text)
@@ -35,12 +42,22 @@ def written(tmp_path: Path, text: str) -> Path:
         (COMMON, True, [(0.5, 374, 44), (4.815, 396, 109)]),
         ("\ufeff" + COMMON.replace("\n", "\r\n"), True, [(0.5, 374, 44), (4.815, 396, 109)]),
         (LENGTHS, False, [(0, 926, 139), (0, 2574, 123)]),
+        (AZURE, True, [(0, 374, 44), (4.314579, 396, 109)]),
         (BURST, True, [(5, 472, 18), (118, 417, 276)]),
         (MOONCAKE, True, [(0, 1100, 500), (27, 1024, 7)]),
         ("output_length,input_length,timestamp\n3,2,9\n5,4,1\n", True, [(1, 4, 5), (9, 2, 3)]),
         ('{"timestamp":1500,"input_length":3,"output_length":4}\n', True, [(1.5, 3, 4)]),
     ],
-    ids=["common", "common from Windows", "lengths", "BurstGPT", "Mooncake", "unsorted", "Mooncake unhashed"],
+    ids=[
+        "common",
+        "common from Windows",
+        "lengths",
+        "Azure",
+        "BurstGPT",
+        "Mooncake",
+        "unsorted",
+        "Mooncake unhashed",
+    ],
 )
 def test_a_trace_of_each_form(
     tmp_path: Path, text: str, timed: bool, expected: list[tuple[float, int, int]]
@@ -48,6 +65,11 @@ def test_a_trace_of_each_form(
     trace = read_trace(written(tmp_path, text))
     assert trace.timed == timed
     assert [(a.time, a.input_length, a.output_length) for a in trace.arrivals] == expected
+
+
+def test_a_time_that_is_no_date_is_refused_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"line 3: TIMESTAMP must be a date such as 2023-11-16 18:15:46"):
+        read_trace(written(tmp_path, AZURE.replace("2023-11-16 18:15:50.9951690", "yesterday")))
 
 
 def test_hash_ids_are_blocks_of_512_tokens_that_prompts_share(tmp_path: Path) -> None:

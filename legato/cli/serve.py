@@ -29,7 +29,7 @@ from legato.metrics.target_log import TargetLog
 from legato.metrics.throughput import ThroughputLog
 from legato.metrics.timeline import Targets
 from legato.models.source import find_files
-from legato.server.event_loop import Turns, run
+from legato.server.event_loop import run
 from legato.server.guards import ApiKeys
 from legato.server.lobby import lobby
 from legato.server.run import BACKLOG, bind, serve, url_of
@@ -37,6 +37,7 @@ from legato.server.service import Limits, Service
 from legato.server.shutdown import leave
 from legato.server.unix_socket import bind_unix, remove_unix
 from legato.server.unknown_fields import UnknownFields
+from legato.server.work_pool import WorkPool
 from legato.text.chat import ChatTemplate
 from legato.text.grammar import Grammars
 from legato.text.sampling_defaults import SamplingDefaults
@@ -103,7 +104,6 @@ def _serve_on(
     # What the start has made stays for good: the collector need not look through it in the middle of a step.
     gc.collect()
     gc.freeze()
-    turns = Turns()
     with ExitStack() as stack:
         if journal is not None:
             served.engine.observe(stack.enter_context(closing(journal)))
@@ -117,7 +117,7 @@ def _serve_on(
                 send_timeout=server.send_timeout,
                 receive_timeout=server.receive_timeout,
             ),
-            turns,
+            service.turns,
         )
 
 
@@ -242,8 +242,10 @@ def _service(served: Served, settings: Settings, keys: ApiKeys, *, own_machine_o
             choices=server.max_prompts,
             logprobs=server.max_logprobs,
             body_bytes=server.max_body_size,
+            all_body_bytes=server.max_body_memory,
         ),
         keys=keys,
+        work=WorkPool(server.max_waiting),
         allowed_origins=server.allowed_origins,
         allowed_hosts=server.allowed_hosts,
         own_machine_only=own_machine_only,

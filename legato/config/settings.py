@@ -314,6 +314,11 @@ class ServerSettings(Section):
         description="Largest body of a request (else 413). While JSON is read nothing else runs: some "
         "30 ms for each MiB.",
     )
+    max_body_memory: Bytes = Field(
+        default=64 * 2**20,
+        description="Most bytes of all bodies that the server holds at once, each until its answer begins; "
+        "more get 429. One alone may be larger.",
+    )
     max_n: int = Field(default=128, ge=1, description="Most replies to one prompt: the field n.")
     max_prompts: int = Field(
         default=1024, ge=1, description="Most prompts in one request, and most replies to all of them."

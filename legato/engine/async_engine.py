@@ -30,6 +30,8 @@ POLL_S = 0.01
 PACE_OVER = 64
 """Requests that ended last, and not by an abort: how fast the queue moves is measured over these."""
 MAX_RETRY_S = 600
+FED_AT_ONCE = 64
+"""Events that streams get in one turn of the event loop."""
 
 
 class Stream:
@@ -107,6 +109,8 @@ class AsyncEngine:
         """Room of all reservations together that no reply has taken yet."""
         self._departures: deque[float] = deque(maxlen=PACE_OVER)
         self._loop = EngineLoop(engine, self._deliver)
+        self._events: deque[Event] = deque()
+        """That no stream has got yet."""
         self._streams: dict[RequestId, Stream] = {}
         self._leaving: set[RequestId] = set()
         """Whose streams are gone and whose last events have not come: until then their ids are theirs."""
@@ -222,6 +226,13 @@ class AsyncEngine:
             self._release(room, room.places, room.num_tokens)
             self._note_idle()
 
+    def widen(self, room: Room, num_tokens: int) -> None:
+        """Reserve so many prompt tokens more, now that it is known how many there are. Raises
+        `QueueFullError` if there is no room."""
+        self._check_tokens(num_tokens, 1)
+        room.num_tokens += num_tokens
+        self._reserved.num_tokens += num_tokens
+
     def _release(self, room: Room, places: int, num_tokens: int) -> None:
         for held in (room, self._reserved):
             held.places -= places
@@ -246,6 +257,9 @@ class AsyncEngine:
             self._departures.clear()
         if self._max_waiting is not None:
             self._check_places(places, num_waiting, num_running, self._max_waiting)
+        self._check_tokens(num_tokens, num_waiting)
+
+    def _check_tokens(self, num_tokens: int, num_waiting: int) -> None:
         most = self._max_waiting_tokens
         waiting = self._num_waiting_tokens + self._reserved.num_tokens
         if most is not None and waiting and waiting + num_tokens > most:
@@ -295,13 +309,24 @@ class AsyncEngine:
             self._home.call_soon_threadsafe(self._dispatch, events)
 
     def _dispatch(self, events: tuple[Event, ...]) -> None:
-        """In the event loop's thread. Events of requests that were aborted meanwhile have no stream."""
-        for event in events:
+        """In the event loop's thread."""
+        is_feeding = bool(self._events)
+        self._events += events
+        if not is_feeding:
+            self._feed_some()
+
+    def _feed_some(self) -> None:
+        """Give streams their events, so many in one turn of the event loop, for each has work to do with it.
+        Events of requests that were aborted meanwhile have no stream."""
+        for _ in range(min(len(self._events), FED_AT_ONCE)):
+            event = self._events.popleft()
             stream = self._streams.get(event.request_id)
             if stream is not None:
                 self._feed(stream, event)
             if is_last(event):
                 self._leaving.discard(event.request_id)
+        if self._events:
+            asyncio.get_running_loop().call_soon(self._feed_some)
 
     def _feed(self, stream: Stream, event: Event) -> None:
         """Give a stream its event; one that cannot take it ends, and no other does."""

@@ -20,6 +20,9 @@ from legato.errors import RequestError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
+TAKEN_AT_ONCE = 32
+"""Commands between two steps: thousands that come together must not hold up the replies that run."""
+
 Deliver = Callable[[tuple[Event, ...]], None]
 
 
@@ -54,13 +57,12 @@ class Inbox:
             self._changed.notify()
 
     def take(self, *, wait: bool) -> tuple[Command, ...] | None:
-        """Everything that came so far; with `wait`, blocks until there is something. None once closed and
-        empty."""
+        """What came so far, or the first part of it; with `wait`, blocks until there is something. None once
+        closed and empty."""
         with self._changed:
             while wait and not self._commands and not self._closed:
                 self._changed.wait()
-            taken = tuple(self._commands)
-            self._commands.clear()
+            taken = tuple(self._commands.popleft() for _ in range(min(len(self._commands), TAKEN_AT_ONCE)))
             return None if self._closed and not taken else taken
 
     def close(self) -> None:
@@ -125,8 +127,8 @@ class EngineLoop:
             logger.exception("the engine loop ended: %s", error)
             self.failure = f"the engine loop ended: {type(error).__name__}"
             self._inbox.close()
-            left = self._inbox.take(wait=False) or ()
-            self._living |= {command.request.id for command in left if isinstance(command, Submit)}
+            while left := self._inbox.take(wait=False):
+                self._living |= {command.request.id for command in left if isinstance(command, Submit)}
             self._publish(tuple(FinishEvent(i, FinishReason.ERROR, self.failure) for i in self._living))
 
     def _obey(self, command: Command) -> tuple[Event, ...]:

@@ -7,8 +7,8 @@ import asyncio
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -18,18 +18,17 @@ from starlette.responses import JSONResponse, Response
 
 from legato.core.events import ProgressEvent
 from legato.engine.output import Delta
-from legato.server.body import in_thread_if
 from legato.server.notices import notice_headers
 from legato.server.prompt_log import log_prompts
 from legato.server.protocol import GenerationBody, StreamOptions
-from legato.server.replies import Generation, Part, out_of_time, started
+from legato.server.replies import Generation, Part, Replies, out_of_time, started
 from legato.server.service import Service
 from legato.server.sse import DONE, KEEP_ALIVE, EventStream, Silence, events_with, unless_gone
 
 Json = dict[str, object]
 
-MANY = 256
-"""Tokens with log-probabilities from which an answer is put into words in a thread: some milliseconds."""
+SIZE_OF_TOKEN = 16
+"""To put a token with its log-probabilities into words takes as long as to tokenize so many characters."""
 
 
 class Wording(Protocol):
@@ -81,9 +80,16 @@ Prepare = Callable[[], Awaitable[tuple[Generation, Wording]]]
 
 
 async def answer(
-    service: Service, request: Request, body: GenerationBody, endpoint: Endpoint, prepare: Prepare
+    service: Service,
+    request: Request,
+    body: GenerationBody,
+    endpoint: Endpoint,
+    prepare: Prepare,
+    *,
+    num_replies: int,
 ) -> Response:
-    """Answer a request whose body was read. `prepare` may take long and may raise."""
+    """Answer a request whose body was read. `prepare` may take long and may raise. Places for the replies are
+    taken in the queue before it begins."""
     name = f"{endpoint.id_prefix}-{secrets.token_hex(12)}"
     head: Json = {
         "id": name,
@@ -94,8 +100,8 @@ async def answer(
     prepare = partial(_in_time, prepare, body.timeout)
     if body.stream:
         headers: dict[str, str] = {}
-        return EventStream(_events(service, body, head, name, prepare, headers), headers)
-    return await unless_gone(request.receive, _whole(service, head, name, prepare))
+        return EventStream(_events(service, body, head, name, prepare, num_replies, headers), headers)
+    return await unless_gone(request.receive, _whole(service, head, name, prepare, num_replies))
 
 
 async def _in_time(prepare: Prepare, timeout: float | None) -> tuple[Generation, Wording]:
@@ -107,31 +113,42 @@ async def _in_time(prepare: Prepare, timeout: float | None) -> tuple[Generation,
         raise out_of_time() from None
 
 
-async def _whole(service: Service, head: Json, name: str, prepare: Prepare) -> Response:
-    generation, wording = await prepare()
-    log_prompts(service, name, generation)
-    async with started(service.engine, generation, name) as running:
+@asynccontextmanager
+async def _prepared(
+    service: Service, name: str, prepare: Prepare, num_replies: int
+) -> AsyncIterator[tuple[Generation, Wording, Callable[[], AbstractAsyncContextManager[Replies]]]]:
+    """What to generate, how to word it, and what starts it."""
+    with service.engine.reserve(num_replies, 0) as room:
+        generation, wording = await prepare()
+        service.engine.widen(room, generation.num_prompt_tokens * generation.n)
+        log_prompts(service, name, generation)
+        yield generation, wording, partial(started, service.engine, generation, name, room, service.turns)
+
+
+async def _whole(service: Service, head: Json, name: str, prepare: Prepare, num_replies: int) -> Response:
+    async with (
+        _prepared(service, name, prepare, num_replies) as (generation, wording, start),
+        start() as running,
+    ):
         made: list[list[Delta]] = [[] for _ in running.streams]
         async with aclosing(running.read()) as items:
             async for item in items:
                 if item is not None:
                     made[item[0]].append(item[1])
-    replies = [Part.of(deltas_of_one) for deltas_of_one in made]
-    num_completion = sum(len(reply.sampled) for reply in replies)
-    usage = Usage(
-        generation.num_prompt_tokens,
-        num_completion,
-        generation.num_cached(running.streams),
-        generation.num_truncated,
-    )
-    num_entries = num_completion + sum(len(reply.prompt) for reply in replies)
-    return await in_thread_if(
-        num_entries > MANY,
-        lambda: JSONResponse(
+    num_cached = generation.num_cached(running.streams)
+
+    def worded() -> Response:
+        replies = [Part.of(deltas_of_one) for deltas_of_one in made]
+        num_completion = sum(len(reply.sampled) for reply in replies)
+        usage = Usage(generation.num_prompt_tokens, num_completion, num_cached, generation.num_truncated)
+        return JSONResponse(
             {**head, **wording.whole(replies), "usage": usage.as_json()},
             headers=notice_headers(generation.notices),
-        ),
-    )
+        )
+
+    # A prompt may be part of the answer, once for each reply.
+    num_tokens = sum(map(len, made)) + generation.num_prompt_tokens * generation.n
+    return await service.work.run(num_tokens * SIZE_OF_TOKEN, worded)
 
 
 async def _events(
@@ -140,12 +157,25 @@ async def _events(
     head: Json,
     name: str,
     prepare: Prepare,
+    num_replies: int,
     headers: dict[str, str],
 ) -> AsyncGenerator[bytes, None]:
     """Fills `headers` before the first event."""
-    generation, wording = await prepare()
-    headers.update(notice_headers(generation.notices))
-    log_prompts(service, name, generation)
+    async with _prepared(service, name, prepare, num_replies) as (generation, wording, start):
+        headers.update(notice_headers(generation.notices))
+        async with aclosing(_chunks(service, body, head, generation, wording, start)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+async def _chunks(
+    service: Service,
+    body: GenerationBody,
+    head: Json,
+    generation: Generation,
+    wording: Wording,
+    start: Callable[[], AbstractAsyncContextManager[Replies]],
+) -> AsyncGenerator[bytes, None]:
     options = body.stream_options or StreamOptions()
     usage = Usage(generation.num_prompt_tokens, num_truncated=generation.num_truncated)
     opened: set[int] = set()
@@ -163,7 +193,7 @@ async def _events(
     def chunks_of(index: int, part: Part) -> list[bytes]:
         return [chunk_of(content) for content in wording.chunks(index, part, first=index not in opened)]
 
-    async with started(service.engine, generation, name) as running:
+    async with start() as running:
         silence = Silence(service.keep_alive, running.wake)
         async with aclosing(running.read()) as items:
             with silence.watched():
@@ -181,11 +211,10 @@ async def _events(
                         continue
                     usage.num_completion += delta.sampled is not None
                     part = Part.of(untold.pop(index))
-                    is_long = len(part.prompt) > MANY
-                    chunks = (
-                        await asyncio.to_thread(chunks_of, index, part) if is_long else chunks_of(index, part)
-                    )
-                    for chunk in chunks:
+                    # The first chunk of a reply may hold its prompt.
+                    told = 0 if index in opened else len(generation.prompts[index // generation.n])
+                    size = SIZE_OF_TOKEN * max(told, len(part.prompt))
+                    for chunk in await service.work.run(size, partial(chunks_of, index, part)):
                         silence.heard()
                         yield chunk
                     opened.add(index)

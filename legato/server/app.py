@@ -7,6 +7,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from legato.server import failures
+from legato.server.body_memory import BodyMemory
 from legato.server.chat import chat_routes
 from legato.server.completions import completion_routes
 from legato.server.entrance import HEADER, Entrance
@@ -27,6 +28,7 @@ def create_app(service: Service) -> FastAPI:
     described = cache(lambda: page(app, with_keys=bool(service.keys)))
     app.openapi = described  # type: ignore[method-assign]
     # The last one added is the first to see a request.
+    app.add_middleware(BodyMemory, service.limits.all_body_bytes)
     app.add_middleware(BodyLimit, service.limits.body_bytes)
     if service.keys:
         app.add_middleware(KeyGuard, service.keys)

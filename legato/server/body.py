@@ -1,10 +1,8 @@
 """From the bytes of a request to one of the bodies of `protocol`, or to an error that names the field."""
 
-import asyncio
 import json
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -14,9 +12,7 @@ from starlette.requests import Request
 from legato.errors import RequestError
 from legato.server.strict import Body
 from legato.server.unknown_fields import UnknownFields
-
-LONG = 4_000
-"""Characters or bytes from which work is too long for the event loop: some 100 microseconds."""
+from legato.server.work_pool import WorkPool
 
 MAX_STRUCTURE = 2**18
 """Most characters `[`, `{` and `:` in a body. Outside of texts they are its lists, objects and fields, of
@@ -27,34 +23,24 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """The only way in which JSON in UTF-8 can hold a surrogate."""
 
 B = TypeVar("B", bound=Body)
-T = TypeVar("T")
 
 _Place = tuple["_Place | None", str | int]
 """Where a value stands in JSON: the place of what it is in, and its name or index there."""
 
 
-async def in_thread_if(long: bool, work: Callable[[], T]) -> T:
-    """Do `work` here, or in a thread so that the streams of others go on."""
-    return await asyncio.to_thread(work) if long else work()
-
-
-async def read_json(request: Request) -> object:
-    """The body as JSON. Raises `RequestError` if it is none."""
-    raw = await request.body()
-    return await in_thread_if(len(raw) > LONG, partial(_parse, raw))
-
-
-async def read_body(request: Request, kind: type[B], unknown: UnknownFields, check: Callable[[B], None]) -> B:
+async def read_body(
+    request: Request, kind: type[B], work: WorkPool, unknown: UnknownFields, check: Callable[[B], None]
+) -> B:
     """The body as a `kind` that `check` has nothing against. Raises `RequestError` that names the first field
     at fault."""
     raw = await request.body()
 
     def read() -> B:
-        body = as_body(_parse(raw), kind, unknown)
+        body = as_body(parsed(raw), kind, unknown)
         check(body)
         return body
 
-    return await in_thread_if(len(raw) > LONG, read)
+    return await work.run(len(raw), read)
 
 
 def as_body(data: object, kind: type[B], unknown: UnknownFields) -> B:
@@ -66,7 +52,8 @@ def as_body(data: object, kind: type[B], unknown: UnknownFields) -> B:
     raise _request_error(details)
 
 
-def _parse(raw: bytes) -> object:
+def parsed(raw: bytes) -> object:
+    """The body as JSON. Raises `RequestError` if it is none."""
     if sum(map(raw.count, (b"[", b"{", b":"))) > MAX_STRUCTURE:
         raise RequestError(f"the body has more than {MAX_STRUCTURE} of the characters [ {{ : in all")
     try:

@@ -1,6 +1,5 @@
 """Calls of tools in the replies of one chat request: the grammar that makes them valid, and their wording."""
 
-import asyncio
 import secrets
 import string
 from collections.abc import Mapping, Sequence
@@ -105,7 +104,7 @@ async def calling(body: ChatBody, service: Service) -> Calling | None:
         content = content_form(body.response_format, grammars) if choice == "auto" else None
         return content, source(content=content), source(content=None)
 
-    content, source, calls_alone = await asyncio.to_thread(described)
+    content, source, calls_alone = await service.work.run_in_thread(1, described)
     form = await compiled("tools", source, grammars)
     is_json = isinstance(content, Schema)
     return Calling(

@@ -1,6 +1,5 @@
 """POST /v1/chat/completions: messages in, a message out. Also makes prompts of messages for /tokenize."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -52,16 +51,21 @@ def chat_routes(service: Service) -> APIRouter:
     )
     async def create(request: Request) -> Response:
         service.readiness.check()
-        body = await read_body(request, ChatBody, service.unknown_fields, partial(_check, service))
+        body = await read_body(
+            request, ChatBody, service.work, service.unknown_fields, partial(_check, service)
+        )
         arrival = service.engine.engine.clock()
-        return await answer(service, request, body, ENDPOINT, partial(_prepare, service, body, arrival))
+        prepare = partial(_prepare, service, body, len(await request.body()), arrival)
+        return await answer(service, request, body, ENDPOINT, prepare, num_replies=body.n)
 
     return router
 
 
-async def prompt_ids(service: Service, conversation: Conversation, tools: Sequence[Tool]) -> tuple[int, ...]:
-    """The token ids of messages and tools, by the model's chat template. Raises `RequestError` if there is
-    none, or it refuses the messages."""
+async def prompt_ids(
+    service: Service, conversation: Conversation, tools: Sequence[Tool], size: int
+) -> tuple[int, ...]:
+    """The token ids of messages and tools, of `size` bytes, by the model's chat template. Raises
+    `RequestError` if there is none, or it refuses the messages."""
     asked = {"add_generation_prompt", "continue_final_message"} & conversation.model_fields_set
     if len(asked) == 2 and conversation.add_generation_prompt and conversation.continue_final_message:
         raise RequestError(
@@ -73,7 +77,7 @@ async def prompt_ids(service: Service, conversation: Conversation, tools: Sequen
             "this model has no chat template: use /v1/completions, or start the server with --chat-template"
         )
     # Always in a thread: a template may be slow, and another one's rendering holds its lock.
-    return await asyncio.to_thread(_render, service, template, conversation, tools)
+    return await service.work.run_in_thread(size, partial(_render, service, template, conversation, tools))
 
 
 def _render(
@@ -87,7 +91,8 @@ def _render(
         continue_final_message=conversation.continue_final_message,
         extra=conversation.template_variables,
     )
-    check_length(prompt, service.max_model_len)
+    in_part = not isinstance(conversation, ChatBody) or conversation.truncate_prompt_tokens is not None
+    check_length(prompt, service, in_part=in_part)
     return tuple(service.tokenizer.encode_chat(prompt, add_special_tokens=conversation.add_special_tokens))
 
 
@@ -100,12 +105,12 @@ def _check(service: Service, body: ChatBody) -> None:
     check_tools(body)
 
 
-async def _prepare(service: Service, body: ChatBody, arrival: float) -> tuple[Generation, Wording]:
-    whole = await prompt_ids(service, body, offered(body))
+async def _prepare(service: Service, body: ChatBody, size: int, arrival: float) -> tuple[Generation, Wording]:
+    whole = await prompt_ids(service, body, offered(body), size)
     prompt = truncated(whole, body, service)
     length = reply_length(body, service.max_model_len, len(prompt), None)
     calls = await calling(body, service)
-    form = await constraint(body, service.grammars) if calls is None else calls.form
+    form = await constraint(body, service.grammars, service.work) if calls is None else calls.form
     params = sampling_params(
         body,
         service,

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from legato.server.answer import Endpoint, Json, Wording, answer
-from legato.server.body import LONG, in_thread_if, read_body
+from legato.server.body import read_body
 from legato.server.logprobs import CompletionLogprobs, prompt_logprobs
 from legato.server.models import check_model
 from legato.server.openapi import EVENTS, GENERATED, GENERATION_ERRORS, answers, takes
@@ -47,9 +47,12 @@ def completion_routes(service: Service) -> APIRouter:
     )
     async def create(request: Request) -> Response:
         service.readiness.check()
-        body = await read_body(request, CompletionBody, service.unknown_fields, partial(_check, service))
+        body = await read_body(
+            request, CompletionBody, service.work, service.unknown_fields, partial(_check, service)
+        )
         arrival = service.engine.engine.clock()
-        return await answer(service, request, body, ENDPOINT, partial(_prepare, service, body, arrival))
+        prepare = partial(_prepare, service, body, arrival)
+        return await answer(service, request, body, ENDPOINT, prepare, num_replies=len(body.prompt) * body.n)
 
     return router
 
@@ -63,14 +66,14 @@ def _check(service: Service, body: CompletionBody) -> None:
     limits.check(body.logprobs or 0, limits.logprobs, "logprobs")
     for prompt in body.prompt:
         if isinstance(prompt, str):
-            check_length(prompt, service.max_model_len)
+            check_length(prompt, service, in_part=body.truncate_prompt_tokens is not None)
         else:
             check_ids(prompt, service.vocab_size, "prompt")
 
 
 async def _prepare(service: Service, body: CompletionBody, arrival: float) -> tuple[Generation, Wording]:
     num_chars = sum(len(prompt) for prompt in body.prompt)
-    whole = await in_thread_if(num_chars > LONG, lambda: tuple(_ids(service, body, p) for p in body.prompt))
+    whole = await service.work.run(num_chars, lambda: tuple(_ids(service, body, p) for p in body.prompt))
     prompts = tuple(truncated(prompt, body, service) for prompt in whole)
     echoed = 0 if body.logprobs is None and asked_length(body) == 0 else body.logprobs
     wanted = [body.prompt_logprobs, echoed if body.echo else None]
@@ -78,7 +81,7 @@ async def _prepare(service: Service, body: CompletionBody, arrival: float) -> tu
         reply_length(body, service.max_model_len, len(prompt), DEFAULT_MAX_TOKENS) for prompt in prompts
     ]
     words = await bad_words(body, service)
-    form = await constraint(body, service.grammars)
+    form = await constraint(body, service.grammars, service.work)
     params = sampling_params(
         body,
         service,

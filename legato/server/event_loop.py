@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+SLICE_S = 0.005
+"""How long a turn may have lasted before tasks that have more to do leave the rest for the next one."""
 MAX_SOCKETS = 16
 """Sockets that one turn serves. A request costs about a millisecond from its bytes to its place in the queue,
 so 2,000 requests that come at once would otherwise be one turn of two seconds."""
@@ -20,15 +22,28 @@ so 2,000 requests that come at once would otherwise be one turn of two seconds."
 class Turns:
     """How long turns took, in seconds. Written by the event loop's thread, read by any."""
 
-    __slots__ = ("busy", "longest")
+    __slots__ = ("began", "busy", "longest")
 
     def __init__(self) -> None:
         self.busy = 0.0
         """All turns together."""
         self.longest = 0.0
 
-    def note(self, seconds: float) -> None:
-        """A turn ended that took `seconds`."""
+        self.began = 0.0
+        """When the turn in progress began."""
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the turn in progress has lasted so long that what can wait should wait for the next one."""
+        return time.monotonic() - self.began > SLICE_S
+
+    def start(self) -> None:
+        self.began = time.monotonic()
+
+    def end(self) -> None:
+        if not self.began:
+            return
+        seconds = time.monotonic() - self.began
         self.busy += seconds
         if seconds > self.longest:
             self.longest = seconds
@@ -43,19 +58,17 @@ class TurnSelector(selectors.DefaultSelector):
     def __init__(self, turns: Turns) -> None:
         super().__init__()
         self._turns = turns
-        self._began: float | None = None
         self._first = 0
 
     def select(self, timeout: float | None = None) -> Ready:
-        if self._began is not None:
-            self._turns.note(time.monotonic() - self._began)
+        self._turns.end()
         ready = super().select(timeout)
         if len(ready) > MAX_SOCKETS:
             # The sockets that are left out are still ready at the next call. The start moves on, so that a
             # socket which is always ready cannot keep the others out.
             self._first = (self._first + MAX_SOCKETS) % len(ready)
             ready = (ready[self._first :] + ready[: self._first])[:MAX_SOCKETS]
-        self._began = time.monotonic()
+        self._turns.start()
         return ready
 
 

@@ -12,13 +12,11 @@ from functools import partial
 from legato.core.plan import Sampled
 from legato.core.request import SamplingParams
 from legato.core.stopping import FinishReason
-from legato.engine.async_engine import AsyncEngine, Stream
+from legato.engine.async_engine import AsyncEngine, Room, Stream
 from legato.engine.output import Delta, Finish, Terms, TextRules
 from legato.errors import ConstraintError, DeadlineError, StepError, UnavailableError
+from legato.server.event_loop import Turns
 from legato.server.sampling import seed_of
-
-AT_ONCE = 16
-"""Replies that are submitted in one go: some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +76,8 @@ class Part:
 class Replies:
     """The replies to one HTTP request in the making, and the one queue that all their deltas go through."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
         self.streams: list[Stream] = []
         self._deltas: asyncio.Queue[tuple[int, Delta] | None] = asyncio.Queue()
 
@@ -104,23 +103,27 @@ class Replies:
                 num_left -= 1
                 _check(item[1].finish)
             yield item
+            # A queue that is not empty does not suspend: the backlog of a client that left, or reads again
+            # after a while, would be one turn.
+            if self._turns.is_long and not self._deltas.empty():
+                await asyncio.sleep(0)
 
 
 @asynccontextmanager
-async def started(engine: AsyncEngine, generation: Generation, name: str) -> AsyncIterator[Replies]:
-    """Submit everything, or nothing if the queue has no room for all. Whatever is still running when the
-    block is left is aborted.
+async def started(
+    engine: AsyncEngine, generation: Generation, name: str, room: Room, turns: Turns
+) -> AsyncIterator[Replies]:
+    """Submit everything into `room` in the queue. Whatever is still running when the block is left is
+    aborted.
 
-    Raises what `AsyncEngine.reserve` and `submit` raise; then nothing runs on.
+    Raises what `AsyncEngine.submit` raises; then nothing runs on.
     """
-    num_replies = len(generation.prompts) * generation.n
     with ExitStack() as stack:
-        room = stack.enter_context(engine.reserve(num_replies, generation.num_prompt_tokens * generation.n))
-        replies = Replies()
+        replies = Replies(turns)
         for prompt, params in zip(generation.prompts, generation.params, strict=True):
             for sample in range(generation.n):
                 index = len(replies.streams)
-                if index and index % AT_ONCE == 0:
+                if index and turns.is_long:
                     await asyncio.sleep(0)  # the streams of others go on
                 stream = engine.submit(
                     prompt,

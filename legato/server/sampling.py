@@ -8,7 +8,6 @@ from legato.config import in_seconds
 from legato.core.request import SamplingParams
 from legato.engine.output import Terms, TextRules
 from legato.errors import ContextLengthError, RequestError
-from legato.server.body import LONG, in_thread_if
 from legato.server.protocol import GenerationBody
 from legato.server.service import Service
 from legato.server.structured import constrained
@@ -18,7 +17,7 @@ from legato.text.stop import StopStrings
 NO_LIMIT = -1
 """As max_tokens: as many as there is room for."""
 _SEEDS = 1 << 64
-_CHARS_PER_TOKEN = 256
+_BYTES_PER_TOKEN = 256
 """More than the longest token of any vocabulary (runs of 128 spaces are the longest in use)."""
 
 
@@ -52,11 +51,15 @@ def check_ids(ids: Sequence[int], vocab_size: int, name: str) -> None:
         raise RequestError(f"{name}: token ids run from 0 to {vocab_size - 1}", param=name)
 
 
-def check_length(text: str, max_model_len: int) -> None:
-    """Raises `ContextLengthError` for a prompt so long that there is no need to count its tokens."""
-    if len(text) > max_model_len * _CHARS_PER_TOKEN:
+def check_length(text: str, service: Service, *, in_part: bool = False) -> None:
+    """Raises `ContextLengthError` for a prompt that has too many tokens however it is tokenized, before that
+    is done. `in_part`: a part of its tokens may do, or their number."""
+    longest = None if in_part else service.tokenizer.longest_token
+    num_bytes = len(text.encode(errors="replace"))
+    if num_bytes > service.max_model_len * (longest or _BYTES_PER_TOKEN):
         raise ContextLengthError(
-            f"the prompt has {len(text)} characters; at most {max_model_len} tokens are possible",
+            f"the prompt has {num_bytes} bytes; at most {service.max_model_len} tokens of at most "
+            f"{longest or _BYTES_PER_TOKEN} bytes each are possible",
             param="prompt",
         )
 
@@ -83,8 +86,8 @@ async def bad_words(body: GenerationBody, service: Service) -> tuple[tuple[int, 
     """Each of the body's bad words as it is tokenized at the start of a text and within one."""
     forms = [form for word in body.bad_words for form in (word, f" {word}")]
     encode = partial(service.tokenizer.encode, add_special_tokens=False)
-    return await in_thread_if(
-        sum(map(len, forms)) > LONG, lambda: tuple({tuple(encode(form)): None for form in forms})
+    return await service.work.run(
+        sum(map(len, forms)), lambda: tuple({tuple(encode(form)): None for form in forms})
     )
 
 

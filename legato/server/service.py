@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from legato.engine.async_engine import AsyncEngine
 from legato.errors import RequestError, UnavailableError
 from legato.metrics.http_series import HttpSeries
+from legato.server.event_loop import Turns
 from legato.server.guards import ApiKeys
 from legato.server.unknown_fields import UnknownFields
+from legato.server.work_pool import WorkPool
 from legato.text.chat import ChatTemplate
 from legato.text.grammar import Grammars
 from legato.text.sampling_defaults import SamplingDefaults
@@ -32,6 +34,8 @@ class Limits:
     """Most likely tokens listed for each token (as OpenAI)."""
     body_bytes: int = 8 * 2**20
     """The body of one HTTP request."""
+    all_body_bytes: int = 64 * 2**20
+    """The bodies of all requests that are not answered yet."""
 
     def check(self, value: int, limit: int, name: str) -> None:
         """Raises `RequestError` with both numbers if `value`, of the field `name`, is above `limit`."""
@@ -101,6 +105,10 @@ class Service:
     access_log: bool = False
     log_prompts: bool = False
     readiness: Readiness = field(default_factory=Readiness)
+    turns: Turns = field(default_factory=Turns)
+    """Those of the event loop that serves."""
+    work: WorkPool = field(default_factory=WorkPool)
+    """Does what would hold up the event loop."""
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
 
     @property

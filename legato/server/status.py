@@ -1,7 +1,5 @@
 """Whether the server lives, takes requests, what it is, and its metrics."""
 
-import asyncio
-
 from fastapi import APIRouter
 from starlette.responses import Response
 
@@ -38,7 +36,7 @@ def status_routes(service: Service) -> APIRouter:
 
     @router.get("/metrics", responses=answers(text={"type": "string"}), response_class=Response)
     async def metrics() -> Response:
-        text, content_type = await asyncio.to_thread(service.metrics_text)
+        text, content_type = await service.work.run_in_thread(1, service.metrics_text)
         return Response(text, headers={"Content-Type": content_type})
 
     return router

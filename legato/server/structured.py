@@ -7,6 +7,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
@@ -15,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from legato.core.request import SamplingParams
 from legato.errors import RequestError
 from legato.server.strict import NONE, Body, Items, JsonObject
+from legato.server.work_pool import WorkPool
 from legato.text.grammar import Grammar, Grammars, choice_source, grammar_source, json_source, regex_source
 from legato.text.grammar_trial import Schema, Source
 
@@ -112,13 +114,13 @@ def asked_form(fields: StructuredFields) -> str | None:
     return names[0] if names else None
 
 
-async def constraint(fields: StructuredFields, grammars: Grammars) -> Grammar | None:
+async def constraint(fields: StructuredFields, grammars: Grammars, work: WorkPool) -> Grammar | None:
     """The form of the replies; None for any. Raises `RequestError` that names the field."""
     name = asked_form(fields)
     if name is None:
         return None
     # In a thread: a schema may be large.
-    param, source = await asyncio.to_thread(_source, fields, name, grammars)
+    param, source = await work.run_in_thread(1, partial(_source, fields, name, grammars))
     return await compiled(param, source, grammars)
 
 

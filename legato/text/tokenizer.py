@@ -16,7 +16,7 @@ from legato.text.folder_vocab import vocabulary_from_folder
 from legato.text.gguf_vocab import vocabulary_from_gguf
 from legato.text.isolation import Isolation
 from legato.text.origins import Written
-from legato.text.vocabulary import Vocabulary
+from legato.text.vocabulary import Vocabulary, longest_token
 
 
 class Tokenizer:
@@ -71,6 +71,11 @@ class Tokenizer:
     def add_eos(self) -> bool:
         """Whether the model wants EOS after every text."""
         return self.eos_id in self._vocabulary.suffix
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        """The most bytes of a text that one token can stand for; None if that has no bound known here."""
+        return longest_token(self._vocabulary)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
         """The ids of `text`.

@@ -4,11 +4,15 @@ Does not know where a vocabulary comes from (see `gguf_vocab` and `folder_vocab`
 `tokenizer`).
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tokenizers
 
+COMPOSED = 4
+"""Bytes of a text of which a Unicode normalizer makes one byte, at most: a bold A of mathematics is an A."""
 WORD_MARK = "\u2581"
 """The sign that SentencePiece vocabularies write for a space."""
 
@@ -51,6 +55,38 @@ class Vocabulary:
     """Encodes text in which the names of special tokens are ordinary text."""
     parsing: tokenizers.Tokenizer
     """Encodes text in which the names of special tokens are those tokens."""
+
+
+def longest_token(vocabulary: Vocabulary) -> int | None:
+    """The most bytes of a text that one token can stand for.
+
+    None where that has no bound: a vocabulary without a token for each byte makes one unknown token of any
+    stretch, and a normalizer other than those that replace or prepend a text may shorten it.
+    """
+    pieces = {*vocabulary.pieces}
+    if any(bytes([byte]) not in pieces for byte in range(256)):
+        return None
+    normalizer = vocabulary.parsing.normalizer
+    shrinks = 1 if normalizer is None else _shrinks(normalizer)
+    if shrinks is None:
+        return None
+    names = {vocabulary.texts[id].encode() for id in vocabulary.special if id < len(vocabulary.texts)}
+    return shrinks * max(map(len, pieces | names))
+
+
+def _shrinks(normalizer: Any) -> int | None:
+    """By which factor, at most, it shortens a text, in bytes."""
+    state = json.loads(normalizer.__getstate__())
+    parts = state.get("normalizers", [state])
+    factor = 1
+    for part in parts:
+        if part["type"] in ("NFC", "NFKC"):
+            factor *= COMPOSED
+        elif part["type"] != "Prepend" and not (
+            part["type"] == "Replace" and part["pattern"] == {"String": " "} and part["content"]
+        ):
+            return None
+    return factor
 
 
 def byte_alphabet() -> list[str]:

@@ -24,7 +24,7 @@ from legato.engine.fake import FakeRunner, next_token
 from legato.metrics.http_series import HttpSeries
 from legato.metrics.prometheus import CONTENT_TYPE, Metrics
 from legato.server.app import create_app
-from legato.server.event_loop import Turns, run
+from legato.server.event_loop import run
 from legato.server.run import bind, serve
 from legato.server.service import Service
 from legato.server.shutdown import Shutdown
@@ -209,7 +209,6 @@ class RunningServer:
         self.service = service
         self.scheduler = service.engine.engine.scheduler
         self.lines: list[str] = []
-        self.turns = Turns()
         self._timeouts = {"shutdown_timeout": shutdown_timeout, **timeouts}
         self._listener = listener or bind("127.0.0.1", 0)
         self._ready = threading.Event()
@@ -247,7 +246,7 @@ class RunningServer:
 
     def _run(self) -> None:
         try:
-            run(self._serve(), self.turns)
+            run(self._serve(), self.service.turns)
         except BaseException as error:
             self._failure = error
             self._ready.set()

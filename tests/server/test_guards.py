@@ -180,7 +180,7 @@ def test_j_05_a_chunked_body_without_an_end_is_refused_as_soon_as_it_is_too_larg
 def test_j_05_large_bodies_hold_up_nobody_and_no_memory(start_server: StartServer) -> None:
     """Six bodies of 30 MB at once: long texts, a million messages, millions of short prompts, nothing but
     depth. As many messages as are read take a second or two, beside the others."""
-    server = start_server(limits=Limits(body_bytes=2**25))
+    server = start_server(limits=Limits(body_bytes=2**25, all_body_bytes=2**28))
     message = b'{"role": "user", "content": ""}, '
     bodies = [
         *[("/v1/completions", b'{"prompt": "' + b"x" * 30_000_000 + b'"}')] * 3,

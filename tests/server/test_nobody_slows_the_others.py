@@ -258,7 +258,8 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
     async def main() -> httpx.Response:
         service = build_service()
         assert service.tokenizer.longest_token == len("<bos>")
-        monkeypatch.setattr(type(service.tokenizer), "encode", lambda *_, **__: pytest.fail("tokenized"))
+        for name in ("encode", "encode_chat"):
+            monkeypatch.setattr(type(service.tokenizer), name, lambda *_, **__: pytest.fail("tokenized"))
         async with in_process(service) as client:
             return await client.post(path, json=body)
 
@@ -291,18 +292,19 @@ def test_a_place_in_the_queue_is_taken_before_the_work(monkeypatch: pytest.Monke
 
     async def main() -> None:
         service = build_service(engine_options={"max_waiting": 2}, max_running=1)
-        encode = type(service.tokenizer).encode
+        assert service.chat_template is not None
+        render = type(service.chat_template).render
 
-        def slow(*arguments: Any, **options: Any) -> list[int]:
+        def slow(*arguments: Any, **options: Any) -> Any:
             begun.release()
             assert go_on.wait(10)
-            return encode(*arguments, **options)
+            return render(*arguments, **options)
 
-        monkeypatch.setattr(type(service.tokenizer), "encode", slow)
+        monkeypatch.setattr(type(service.chat_template), "render", slow)
         body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
         async with in_process(service) as client:
             first = [asyncio.create_task(client.post("/v1/chat/completions", json=body)) for _ in range(3)]
-            await asyncio.to_thread(begun.acquire)
+            assert await asyncio.to_thread(begun.acquire, timeout=10)
             await asyncio.sleep(0.05)
             refused = await client.post("/v1/chat/completions", json=body)
             assert refused.status_code == 429

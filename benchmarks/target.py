@@ -46,6 +46,8 @@ class Load:
     records: list[StepRecord] = field(default_factory=list)
     token_times: dict[RequestId, list[float]] = field(default_factory=dict)
     num: int = 0
+    ids: range = IDS
+    """Token ids that made-up prompts are drawn from."""
 
     def submitted(self, request: Request) -> None:
         self.token_times[request.id] = [request.arrival]
@@ -63,7 +65,7 @@ class Load:
         self.num += 1
         request = Request(
             id=RequestId(f"r{self.num}"),
-            prompt=tuple(self.draw.choices(IDS, k=num_prompt)),
+            prompt=tuple(self.draw.choices(self.ids, k=num_prompt)),
             params=SamplingParams(max_tokens=num_reply, temperature=0.7, seed=self.num),
             arrival=self.engine.clock(),
         )

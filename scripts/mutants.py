@@ -788,10 +788,10 @@ MUTANTS = (
     ),
     Mutant(
         "the automatic target leaves prompts no share",
-        "legato/core/budget.py",
+        "legato/engine/scheduling.py",
         "min(max(COMFORTABLE, alone / (1 - LEAST_PREFILL)), alone / (1 - MOST_PREFILL))",
         "COMFORTABLE",
-        BUDGET + "the_automatic_target_is_comfortable_or_leaves_prompts_their_share",
+        "tests/engine/test_target.py::test_the_automatic_target_is_comfortable_or_leaves_prompts_their_share",
     ),
     Mutant(
         "a short chunk deep in a text is refused",

@@ -26,12 +26,6 @@ KNEE_LOSS = 0.05
 """Share of a step's time, when only prompts run, that may go into what every step costs whatever its size."""
 FLOOR_SHARE = 0.1
 """Prompts get at least this share of the target, or of the decodes' time if that is longer."""
-COMFORTABLE = 0.2
-"""Seconds between tokens that a person who reads along does not notice: five tokens a second."""
-TYPICAL_DECODES, TYPICAL_CONTEXT = 8, 512
-"""The decodes, and the tokens before each of them, for which the automatic target is chosen."""
-LEAST_PREFILL, MOST_PREFILL = 0.7, 5 / 6
-"""Shares of a step's time that the automatic target leaves to prompts beside the typical decodes."""
 ROUNDING = 1e-9
 """Share by which sums of seconds may be off."""
 
@@ -175,14 +169,3 @@ class TargetBudget:
 
     def note(self, shape: StepShape, seconds: float) -> None:
         self.model.note(shape, seconds)
-
-
-def automatic_target(model: CostModel, max_decodes: int) -> float:
-    """The target in seconds for a user who names none.
-
-    `COMFORTABLE`, but not so short that prompts beside the typical decodes get less than `LEAST_PREFILL` of a
-    step, and not so long that they get more than `MOST_PREFILL`. `max_decodes`: the most that ever run.
-    """
-    num = min(TYPICAL_DECODES, max_decodes)
-    alone = model.margin * model.cost.seconds(StepShape(num, 0, num * TYPICAL_CONTEXT, 0, True))
-    return min(max(COMFORTABLE, alone / (1 - LEAST_PREFILL)), alone / (1 - MOST_PREFILL))

@@ -17,7 +17,7 @@ and how the machine feels at the moment: near 1. Knows no clock, no request and 
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from legato.core.least_squares import Sums, sample_sums, solve_nonnegative
 
 KEEP = 0.9
 """What a sample still counts once the next one like it has come: about the last ten of each kind decide."""
-PRIOR_WEIGHT = 0.05
+PRIOR_WEIGHT = 0.02
 """What one made-up sample of the prior counts."""
 OUTLIER = 3.0
 """A sample that is off by more than so many usual errors counts less, in proportion (Huber 1964)."""
@@ -106,6 +106,10 @@ class StepCost:
             + self.pair * prefill_pairs
         )
 
+    def times(self, factor: float) -> "StepCost":
+        """The prices of a machine on which every step takes `factor` times as long."""
+        return replace(self, **{name: factor * getattr(self, name) for name in PRICES})
+
     def left_beside(self, decodes: StepShape, seconds: float) -> float:
         """What a step of `seconds` leaves for chunks beside decodes; before the pace, as the `chunk_*`."""
         mixed = self.pace[2 if decodes.num_decodes else 1]
@@ -161,7 +165,10 @@ class CostModel:
     """
 
     def __init__(self, samples: Sequence[tuple[StepShape, float]] = (), *, prior: StepCost = PRIOR) -> None:
-        """`samples` are steps that were measured before: shape and seconds of each."""
+        """`samples` are steps that were measured before: shape and seconds of each. The prior is scaled to
+        them: on a machine ten times as slow nearly all would be outliers to it."""
+        if samples:
+            prior = prior.times(quantile([taken / prior.seconds(shape) for shape, taken in samples], 0.5))
         self.cost = prior
         """The prices as of now."""
         self._prices = {name: getattr(prior, name) for name in PRICES}

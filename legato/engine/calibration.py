@@ -12,7 +12,7 @@ from itertools import pairwise
 from statistics import median
 
 from legato.core.block_pool import BlockPool
-from legato.core.cost import CostModel, StepShape
+from legato.core.cost import LEAST_STEP, PRIOR, CostModel, StepShape
 from legato.core.plan import ForwardBatch, ForwardSeq, SampleRow, StepPlan
 from legato.core.request import Request, RequestId, SamplingParams
 from legato.core.scheduler import Scheduler, SchedulerConfig
@@ -23,8 +23,9 @@ from legato.metrics.journal import StepRecord
 
 ROUNDS = 3
 """Times that every step is measured; other programs disturb some of them."""
-LONGEST_S = 1.0
-"""A step that is expected to take longer is left out: larger ones follow from the smaller."""
+LONGEST_S, LONGEST_STEPS = 1.0, 4
+"""A step that is expected to take longer, and longer than this number of single decodes, is left out: larger
+ones follow from the smaller."""
 DECODES = (1, 4, 16, 64)
 CHUNKS = (32, 64, 128, 256, 512)
 SHORT, LONG = 64, 4096
@@ -32,6 +33,9 @@ SHORT, LONG = 64, 4096
 DISTURBED = 3.0
 """A step that took so many times what all of them together predict was held up by something else: it says
 nothing about steps."""
+FIRST_ROUND = 3
+"""The first round may take so many times as long as all of them should: without it, larger steps of a slow
+model would be guessed."""
 OWN_STEPS, OWN_SHARE = 24, 0.1
 """Steps over which the engine's own time is taken, and the most of the calibration that they may last."""
 
@@ -44,8 +48,9 @@ def calibrate(
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[tuple[StepShape, float], ...]:
-    """Run and time steps, for about `max_seconds` at most; each shape with the seconds that it took, one
-    at least. Those that were held up are left out.
+    """Run and time steps, for about `max_seconds`; where one round takes longer, for at most `FIRST_ROUND`
+    times as long. Returns each shape with the seconds that it took, one at least. Steps that were held up are
+    left out.
 
     A step is what there is from the tokens before it to its own: to the model's part, timed for each shape,
     comes what the engine itself takes between two of them, timed once.
@@ -53,16 +58,21 @@ def calibrate(
     The KV cache must be unused: what is written to it belongs to nobody.
     """
     plans = list(_plans(runner, config))
-    model = CostModel()
     samples: list[tuple[StepShape, float]] = []
     runner.run(plans[0])  # whatever the first step sets up is not the price of a step, however long it takes
     own = engine_seconds(runner, config, clock=clock, max_seconds=OWN_SHARE * max_seconds)
-    end = clock() + max_seconds
+    started = clock()
+    runner.run(plans[0])
+    first = max(clock() - started, LEAST_STEP) + own
+    # with prices of another scale nearly all steps of a slow model would seem to be held up
+    model = CostModel(prior=PRIOR.times(first / PRIOR.seconds(plans[0].shape)))
+    began = clock()
     for number in range(1, ROUNDS + 1):
         progress(f"measuring what steps cost, round {number} of {ROUNDS}")
         for plan in plans:
             shape = plan.shape
-            if clock() > end or model.cost.seconds(shape) > LONGEST_S:
+            end = began + max_seconds * (FIRST_ROUND if number == 1 else 1)
+            if clock() > end or model.cost.seconds(shape) > max(LONGEST_S, LONGEST_STEPS * first):
                 continue
             started = clock()
             runner.run(plan)

@@ -2,11 +2,18 @@
 
 from legato.config import EngineSettings
 from legato.core.block_pool import BlockPool
-from legato.core.budget import TargetBudget, automatic_target
-from legato.core.cost import CostModel
+from legato.core.budget import TargetBudget
+from legato.core.cost import CostModel, StepShape
 from legato.core.order import ORDERS
 from legato.core.prefill import Chunked, FillBudget, PrefillPolicy, WholePrompt
 from legato.core.scheduler import Scheduler, SchedulerConfig
+
+COMFORTABLE = 0.2
+"""Seconds between tokens that a person who reads along does not notice: five tokens a second."""
+TYPICAL_DECODES, TYPICAL_CONTEXT = 8, 512
+"""The decodes, and the tokens before each of them, for which the automatic target is chosen."""
+LEAST_PREFILL, MOST_PREFILL = 0.7, 5 / 6
+"""Shares of a step's time that the automatic target leaves to prompts beside the typical decodes."""
 
 
 def scheduler_config(engine: EngineSettings, *, max_model_len: int, vocab_size: int) -> SchedulerConfig:
@@ -19,6 +26,17 @@ def scheduler_config(engine: EngineSettings, *, max_model_len: int, vocab_size: 
         prefix_cache=engine.prefix_cache,
         strict=engine.admission == "strict",
     )
+
+
+def automatic_target(model: CostModel, max_decodes: int) -> float:
+    """The target in seconds for a user who names none.
+
+    `COMFORTABLE`, but not so short that prompts beside the typical decodes get less than `LEAST_PREFILL` of a
+    step, and not so long that they get more than `MOST_PREFILL`. `max_decodes`: the most that ever run.
+    """
+    num = min(TYPICAL_DECODES, max_decodes)
+    alone = model.margin * model.cost.seconds(StepShape(num, 0, num * TYPICAL_CONTEXT, 0, True))
+    return min(max(COMFORTABLE, alone / (1 - LEAST_PREFILL)), alone / (1 - MOST_PREFILL))
 
 
 def resolve_target(engine: EngineSettings, costs: CostModel | None) -> EngineSettings:

@@ -17,7 +17,6 @@ from legato.core.budget import (
     FixedBudget,
     Limit,
     TargetBudget,
-    automatic_target,
 )
 from legato.core.cost import CostModel, StepCost, shape_of
 from legato.core.request import Request, RequestId, SamplingParams
@@ -305,22 +304,6 @@ def test_a_disturbance_does_not_keep_chunks_small_once_it_is_over() -> None:
     speed[0] = 1.0
     longest_chunk(300)
     assert longest_chunk(10) > 0.7 * before
-
-
-# -- the automatic target ---------------------------------------------------------------------------------
-
-
-@given(COSTS, st.floats(1, 1.5), st.integers(1, 64))
-def test_the_automatic_target_is_comfortable_or_leaves_prompts_their_share(
-    cost: StepCost, margin: float, max_decodes: int
-) -> None:
-    """Beside eight decodes, or all that may run, prompts get 70 to 83 % of a step that keeps to it."""
-    num = min(8, max_decodes)
-    alone = margin * cost.seconds(shape_of([(511, 1, True)] * num))
-    target = automatic_target(knowing(cost, margin), max_decodes)
-    share = 1 - alone / target
-    assert 0.7 - 1e-9 <= share <= 5 / 6 + 1e-9
-    assert target == 0.2 or share == pytest.approx(0.7 if target > 0.2 else 5 / 6)
 
 
 def test_a_larger_margin_leaves_less() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.core.cost import PRICES, CostModel, StepCost, StepShape, quantile, shape_of
+from legato.core.cost import PRICES, PRIOR, CostModel, StepCost, StepShape, quantile, shape_of
 from legato.core.least_squares import sample_sums, solve_nonnegative
 
 TRUE = StepCost(step=0.012, head=0.006, decode=1.5e-3, prefill=6e-4, context=3e-7, pair=4e-8)
@@ -328,7 +328,8 @@ def test_what_was_measured_before_is_judged_by_the_prices_that_came_of_it() -> N
     model = CostModel(samples)
     assert model.error(0.9) < 0.1
     assert model.margin < 1.1
-    one_by_one = CostModel()
+    ratios = sorted(seconds / PRIOR.seconds(shape) for shape, seconds in samples)
+    one_by_one = CostModel(prior=PRIOR.times(ratios[(len(ratios) - 1) // 2]))
     for shape, seconds in samples:
         one_by_one.note(shape, seconds)
     assert one_by_one.cost == model.cost

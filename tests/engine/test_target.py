@@ -3,16 +3,18 @@
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from legato.config import EngineSettings
 from legato.core.block_pool import BlockPool
-from legato.core.cost import CostModel, StepCost
+from legato.core.cost import CostModel, StepCost, shape_of
 from legato.core.plan import StepPlan
 from legato.core.request import Request, RequestId, SamplingParams
 from legato.engine.calibration import calibrate
 from legato.engine.engine import Engine
 from legato.engine.fake import FakeRunner
-from legato.engine.scheduling import make_scheduler, resolve_target, scheduler_config
+from legato.engine.scheduling import automatic_target, make_scheduler, resolve_target, scheduler_config
 from legato.metrics.timeline import RequestTimeline, Targets, Timelines
 
 TRUE = StepCost(step=0.012, head=0.006, decode=1.5e-3, prefill=6e-4, context=3e-7, pair=4e-8)
@@ -117,6 +119,47 @@ def test_a_first_step_that_sets_much_up_leaves_time_to_calibrate(first_s: float)
     assert max(seconds for _, seconds in samples) < 1
 
 
+@pytest.mark.parametrize("slower", [0.1, 1.0, 10.0, 30.0])
+def test_a_machine_of_any_speed_is_calibrated(slower: float) -> None:
+    """Within 90 s, even where a step of one decode takes 0.6 s: what steps cost, as far as they were short
+    enough to be measured, and a target that leaves prompts their share of them."""
+    machine = Machine()
+    machine.slower = slower
+    settings = EngineSettings()
+    config = scheduler_config(settings, max_model_len=8_192, vocab_size=VOCAB)
+    costs = CostModel(calibrate(machine.runner, config, max_seconds=8.0, clock=machine.clock))
+    assert machine.clock.now < 90
+    for runs in ([(511, 1, True)], [(511, 1, True)] * 8, [(511, 1, True)] * 8 + [(0, 64, False)]):
+        shape = shape_of(runs)
+        assert costs.cost.seconds(shape) == pytest.approx(slower * TRUE.seconds(shape), rel=0.15)
+    target = resolve_target(settings, costs).tpot_target
+    eight = slower * TRUE.seconds(shape_of([(511, 1, True)] * 8))
+    assert target == pytest.approx(min(max(0.2, eight / 0.3), 6 * eight), rel=0.2)
+
+
+@given(
+    st.builds(
+        StepCost,
+        **{name: st.floats(1e-6, 0.1) for name in ("step", "head", "decode", "prefill")},
+        context=st.floats(0, 1e-5),
+        pair=st.floats(0, 1e-6),
+    ),
+    st.floats(1, 1.5),
+    st.integers(1, 64),
+)
+def test_the_automatic_target_is_comfortable_or_leaves_prompts_their_share(
+    cost: StepCost, margin: float, max_decodes: int
+) -> None:
+    """Beside eight decodes, or all that may run, prompts get 70 to 83 % of a step that keeps to it."""
+    model = CostModel(prior=cost)
+    model.margin = margin
+    alone = margin * cost.seconds(shape_of([(511, 1, True)] * min(8, max_decodes)))
+    target = automatic_target(model, max_decodes)
+    share = 1 - alone / target
+    assert 0.7 - 1e-9 <= share <= 5 / 6 + 1e-9
+    assert target == 0.2 or share == pytest.approx(0.7 if target > 0.2 else 5 / 6)
+
+
 @pytest.mark.parametrize("target_ms", [60, 100, 200])
 def test_no_gap_exceeds_the_target_while_a_long_prompt_arrives(target_ms: float) -> None:
     """Eight decodes take 30 ms. And the prompt takes what the target leaves, about."""
@@ -145,7 +188,7 @@ def test_a_request_with_a_target_of_its_own_is_protected_on_any_server() -> None
         engine.step()
     strict, loose = ended.ended["strict"], ended.ended["loose"]
     assert max(strict.itl) < 0.05 * 1.1
-    assert strict.met_targets is True
+    assert strict.met_targets is (max(strict.itl) <= 0.05)
     assert loose.met_targets is None
     assert max(loose.itl) > 0.25
 

@@ -100,6 +100,9 @@ def _serve_on(
         service = _service(served, settings, keys, own_machine_only=_needs_guard(listener, keys))
         if service.tool_use is not None:
             _tell(f"tool calls: {service.tool_use}", server)
+        if service.chat_template is not None:
+            for change in service.chat_template.changes:
+                _tell(f"chat template: {change}", server)
     note = "" if simulate is None else " (simulated: there is no model)"
     # What the start has made stays for good: the collector need not look through it in the middle of a step.
     gc.collect()

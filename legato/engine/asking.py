@@ -138,6 +138,7 @@ def chat_prompt(
         add_generation_prompt=add_generation_prompt and not continue_final_message,
         continue_final_message=continue_final_message,
     )
+    built.chat_template.refuse_unread(messages)
     return built.tokenizer.encode_chat(prompt)
 
 

@@ -69,18 +69,27 @@ def _chat_template(
     """The template asked for, or the model's own; None if there is neither."""
     if asked is not None:
         return _parse(load_template(asked), tokenizer)
-    source = template_from_folder(path) if opened.gguf is None else None
+    default, tool_use = (_template_of(opened, path, name) for name in ("default", "tool_use"))
     with _in_file(path):
-        if opened.gguf is not None:
-            source = template_from_gguf(opened.gguf.metadata)
-        return None if source is None else _parse(source, tokenizer)
+        if tool_use is None:
+            return None if default is None else _parse(default, tokenizer)
+        with_tools = _parse(tool_use, tokenizer)
+        return with_tools if default is None else _parse(default, tokenizer, with_tools)
 
 
-def _parse(source: str, tokenizer: Tokenizer) -> ChatTemplate:
+def _template_of(opened: OpenedModel, path: Path, name: str) -> str | None:
+    if opened.gguf is None:
+        return template_from_folder(path, name)
+    with _in_file(path):
+        return template_from_gguf(opened.gguf.metadata, name)
+
+
+def _parse(source: str, tokenizer: Tokenizer, tool_use: ChatTemplate | None = None) -> ChatTemplate:
     return ChatTemplate(
         source,
         bos_token=tokenizer.special_text(tokenizer.bos_id),
         eos_token=tokenizer.special_text(tokenizer.eos_id),
+        tool_use=tool_use,
     )
 
 

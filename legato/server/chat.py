@@ -91,6 +91,7 @@ def _render(
         continue_final_message=conversation.continue_final_message,
         extra=conversation.template_variables,
     )
+    template.refuse_unread(messages)
     in_part = not isinstance(conversation, ChatBody) or conversation.truncate_prompt_tokens is not None
     check_length(prompt, service, in_part=in_part)
     return tuple(service.tokenizer.encode_chat(prompt, add_special_tokens=conversation.add_special_tokens))

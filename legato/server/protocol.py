@@ -223,7 +223,6 @@ class Message(Body):
         "function_call": NONE,
         "refusal": NONE,
         "audio": NONE,
-        "reasoning_content": NONE,
         # more input, in the words of other servers
         **dict.fromkeys(("images", "audios", "videos", "files", "attachments"), NO_LIST),
         "experimental_attachments": NO_LIST,
@@ -244,6 +243,10 @@ class Message(Body):
     """The assistant's."""
     tool_call_id: str | None = None
     """Which call's result a tool's message is."""
+    reasoning_content: str | None = None
+    """The assistant's thoughts before this message, as an earlier answer had them."""
+    reasoning: str | None = None
+    """Another name of `reasoning_content`."""
 
     @model_validator(mode="after")
     def _go_together(self) -> "Message":
@@ -251,8 +254,8 @@ class Message(Body):
             raise _at("tool_calls", "is for the assistant's messages")
         if self.tool_call_id is None and self.role == "tool":
             raise _at("tool_call_id", "is required in a tool's message")
-        if self.content is None and not self.tool_calls:
-            raise _at("content", "is required but in an assistant's message with tool_calls")
+        if self.content is None and self.role not in ("assistant", "tool"):
+            raise _at("content", "is required but in messages of assistants and tools")
         return self
 
 

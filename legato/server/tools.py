@@ -1,9 +1,10 @@
 """The fields of a chat body that tell of tools: what can be called, what must be, what was."""
 
+import json
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from legato.server.strict import Body, JsonObject
@@ -33,13 +34,20 @@ class Tool(Body):
     function: FunctionTool
 
 
+def _as_text(arguments: object) -> object:
+    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
+
+
+_TEXT_OR_OBJECT: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "object"}]}
+
+
 class CalledFunction(Body):
     labels = OF_AGENTS
     place = "messages[].tool_calls[].function"
 
     name: str
-    arguments: str
-    """JSON, as text."""
+    arguments: Annotated[str, BeforeValidator(_as_text), WithJsonSchema(_TEXT_OR_OBJECT)] = ""
+    """JSON, as text or, from some clients, as an object."""
 
 
 class ToolCall(Body):

@@ -4,7 +4,6 @@ Finds a template (in a GGUF file, a model folder, a file, by name), checks messa
 token ids: see `Tokenizer.encode_chat`.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +14,13 @@ from typing import Final
 from jinja2 import TemplateError, TemplateSyntaxError, meta
 
 from legato.errors import ConfigError, ModelError, RequestError
+from legato.text.builtin_templates import BUILTIN_TEMPLATES as BUILTIN_TEMPLATES
+from legato.text.history import as_parts, readable, refuse_unread
 from legato.text.json_object import read_json_object, read_small_file
 from legato.text.origins import Origin, Written, joined, runs, with_origin, written
+from legato.text.reading import Message as Message
+from legato.text.reading import Reading, read_by
 from legato.text.sandbox import Sandbox
-
-Message = dict[str, object]
 
 _END = written("\ufdd0", Origin.END)
 """Marks where a message's content ends. It is known by its origin, which no other character has."""
@@ -34,14 +35,17 @@ _NO_EXTRA: Final[Mapping[str, object]] = MappingProxyType({})
 class ChatTemplate:
     """A compiled template. Threads may share it; they render one after the other."""
 
-    def __init__(self, source: str, *, bos_token: str, eos_token: str) -> None:
-        """ModelError if `source` is no template; `bos_token` and `eos_token` are texts, "" for none."""
-        self._source = source
+    def __init__(
+        self, source: str, *, bos_token: str, eos_token: str, tool_use: "ChatTemplate | None" = None
+    ) -> None:
+        """ModelError if `source` is no template; `bos_token` and `eos_token` are texts, "" for none.
+
+        `tool_use` is used instead where there are tools.
+        """
         self._sandbox = Sandbox()
         try:
             tree = self._sandbox.parse(source)
-            self._takes_tools = "tools" in meta.find_undeclared_variables(tree)
-            self._takes_developers = "developer" in source
+            self._names_tools = "tools" in meta.find_undeclared_variables(tree)
             self._template = self._sandbox.compile_bounded(tree)
         except TemplateSyntaxError as error:
             raise ModelError(f"chat template, line {error.lineno}: {error.message}") from error
@@ -49,6 +53,7 @@ class ChatTemplate:
             reason = " ".join(str(error).split())[:200]
             raise ModelError(f"chat template: {type(error).__name__}: {reason}") from error
         self._source = source
+        self._tool_use = tool_use
         self._tokens = {
             "bos_token": written(bos_token, Origin.TEMPLATE),
             "eos_token": written(eos_token, Origin.TEMPLATE),
@@ -57,7 +62,8 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        return self._source
+        """The text of all templates that it has."""
+        return self._source if self._tool_use is None else f"{self._source}\n{self._tool_use.source}"
 
     @cached_property
     def turns(self) -> tuple[Written, Written]:
@@ -77,21 +83,36 @@ class ChatTemplate:
         end = prompt.rfind(reply) + len(reply)
         return (prompt[:end], prompt[end:]) if reply in prompt else (nothing, nothing)
 
+    @cached_property
+    def reading(self) -> Reading:
+        """What it reads of conversations without tools, found out by probes."""
+        return read_by(self._probe, has_developer="developer" in self._source)
+
+    @property
+    def changes(self) -> Sequence[str]:
+        """What is changed in conversations so that it reads them, or refused: one line each."""
+        of_tools = self._tool_use.reading.changes() if self._tool_use is not None else []
+        return [*dict.fromkeys([*self.reading.changes(), *of_tools])]
+
     @property
     def takes_tools(self) -> bool:
         """Whether it has a place for tools."""
-        return self._takes_tools
+        own = self._names_tools and self.reading.tools
+        return own or (self._tool_use is not None and self._tool_use.takes_tools)
 
-    @cached_property
+    @property
+    def takes_results(self) -> bool:
+        """Whether it writes the results of tools."""
+        return (self._tool_use or self).reading.reads("tool")
+
+    @property
     def takes_system(self) -> bool:
-        """Whether it writes a system's message, wherever that may be."""
-        word = "beforehand"
-        try:
-            return word in self.render(
-                [{"role": "system", "content": word}, {"role": "user", "content": "x"}]
-            )
-        except RequestError:
-            return False
+        """Whether it writes a system's message."""
+        return self.reading.takes_system
+
+    def refuse_unread(self, messages: Sequence[Mapping[str, object]]) -> None:
+        """RequestError if it would drop a message, so that the answer would be to another conversation."""
+        refuse_unread(messages, self.reading)
 
     def render(
         self,
@@ -110,23 +131,33 @@ class ChatTemplate:
         With `continue_final_message` the prompt ends where the last message does, without what the template
         writes behind it.
         """
+        if self._tool_use is not None and (tools or any(map(_is_of_tools, messages))):
+            return self._tool_use.render(
+                messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                extra=extra,
+            )
         reserved = extra.keys() & {*self._tokens, "messages", "tools", "add_generation_prompt"}
         if reserved:
             raise RequestError(
                 f"chat_template_kwargs: {min(reserved)} is not a variable of its own",
                 param="chat_template_kwargs",
             )
-        if tools and not self._takes_tools:
+        if tools and not self.takes_tools:
             raise RequestError("this model's chat template has no place for tools", param="tools")
-        checked = [self._checked(message, f"messages[{i}]") for i, message in enumerate(messages)]
-        given = [_with_origins(message) for message in checked]
+        reading = self.reading
+        given = [_with_origins(message) for message in readable(messages, reading)]
+        if tools and reading.tools_need_system and given[0]["role"] != "system":
+            given.insert(0, _with_origins({"role": "system", "content": ""}))
         if continue_final_message:
-            given[-1]["content"] = joined("", [str(given[-1].get("content") or ""), _END])
+            given[-1]["content"] = joined("", [str(given[-1]["content"]), _END])
         variables = {
             **extra,
             **self._tokens,
-            "messages": given,
-            "tools": with_origin(list(tools), Origin.CLIENT) if tools else None,
+            "messages": [as_parts(message, reading) for message in given],
+            "tools": with_origin(list(tools), Origin.CLIENT) if tools else reading.no_tools,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
@@ -141,13 +172,19 @@ class ChatTemplate:
 
         return _up_to_end(prompt) if continue_final_message else prompt
 
-    def _checked(self, message: object, where: str) -> Message:
-        """The message as this template expects it. Templates that know no developers would drop their
-        messages, or refuse them: for those a developer is the system, as OpenAI's models have it."""
-        checked = _checked(message, where)
-        if checked["role"] == "developer" and not self._takes_developers:
-            checked["role"] = "system"
-        return checked
+    def _probe(self, messages: Sequence[Message], tools: object) -> str | None:
+        """The prompt for messages just as they are; None if the template raises an exception."""
+        variables = {**self._tokens, "messages": [*messages], "tools": tools, "add_generation_prompt": True}
+        try:
+            with self._lock:
+                return self._sandbox.render(self._template, variables)
+        except Exception:
+            return None
+
+
+def _is_of_tools(message: object) -> bool:
+    """Whether it is a call of a tool or a result."""
+    return isinstance(message, dict) and bool(message.get("role") == "tool" or message.get("tool_calls"))
 
 
 def _with_origins(message: Message) -> Message:
@@ -171,54 +208,6 @@ def _up_to_end(prompt: Written) -> Written:
             param="continue_final_message",
         )
     return prompt[: ends[0]]
-
-
-def _checked(message: object, where: str) -> Message:
-    """The message as templates expect it: content a text, arguments of tool calls an object."""
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise _refusal(f"{where} is not an object with a role")
-    checked = dict(message)
-    tool_calls = message.get("tool_calls")
-    if isinstance(tool_calls, list):
-        checked["tool_calls"] = [_with_arguments_read(call) for call in tool_calls]
-    content = message.get("content")
-    if isinstance(content, list):
-        checked["content"] = "\n".join(
-            _text_of(part, f"{where}.content[{i}]") for i, part in enumerate(content)
-        )
-    elif content is None:
-        if message["role"] != "assistant" or not tool_calls:
-            raise _refusal(f"{where}.content is null; only an assistant message with tool_calls may lack it")
-        checked["content"] = ""  # many templates write or strip it without a look
-    elif not isinstance(content, str):
-        raise _refusal(f"{where}.content is neither a text nor a list of parts")
-    return checked
-
-
-def _text_of(part: object, where: str) -> str:
-    if not isinstance(part, dict):
-        raise _refusal(f"{where} is not an object")
-    if part.get("type") != "text":
-        raise _refusal(f"{where} has type {part.get('type')!r}; only 'text' is supported")
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise _refusal(f"{where}.text is not a text")
-    return text
-
-
-def _with_arguments_read(call: object) -> object:
-    """OpenAI sends a tool call's arguments as JSON text; templates write them as JSON themselves."""
-    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
-        return call
-    try:
-        arguments = json.loads(call["function"].get("arguments"))
-    except (TypeError, ValueError, RecursionError):
-        return call
-    return {**call, "function": {**call["function"], "arguments": arguments}}
-
-
-def _refusal(message: str) -> RequestError:
-    return RequestError(message, param="messages")
 
 
 def load_template(name_or_path: str) -> str:
@@ -245,21 +234,23 @@ def load_template(name_or_path: str) -> str:
         ) from error
 
 
-def template_from_gguf(metadata: Mapping[str, object]) -> str | None:
-    """The template in a GGUF file's metadata, None if it has none."""
-    source = metadata.get("tokenizer.chat_template")
+def template_from_gguf(metadata: Mapping[str, object], name: str = "default") -> str | None:
+    """The template of this name in a GGUF file's metadata, None if it has none."""
+    key = "tokenizer.chat_template" if name == "default" else f"tokenizer.chat_template.{name}"
+    source = metadata.get(key)
     if source is not None and not isinstance(source, str):
-        raise ModelError(f"tokenizer.chat_template is of type {type(source).__name__}, not a text")
+        raise ModelError(f"{key} is of type {type(source).__name__}, not a text")
     return source
 
 
-def template_from_folder(folder: Path) -> str | None:
-    """The template of a Hugging Face model folder, None if it has none.
+def template_from_folder(folder: Path, name: str = "default") -> str | None:
+    """The template of this name in a Hugging Face model folder, None if it has none.
 
-    In this order: chat_template.jinja, chat_template.json, tokenizer_config.json. Of several named ones the
-    one called "default".
+    In this order: a .jinja file, chat_template.json, tokenizer_config.json. A template without a name is
+    the default.
     """
-    path = folder / "chat_template.jinja"
+    additional = Path("additional_chat_templates", f"{name}.jinja")
+    path = folder / ("chat_template.jinja" if name == "default" else additional)
     content = read_small_file(path)
     if content is not None:
         try:
@@ -271,91 +262,11 @@ def template_from_folder(folder: Path) -> str | None:
         found = keys.get("chat_template")
         if isinstance(found, list):
             named = [item for item in found if isinstance(item, dict)]
-            found = next((item.get("template") for item in named if item.get("name") == "default"), None)
+            found = next((item.get("template") for item in named if item.get("name") == name), None)
+        elif name != "default" and isinstance(found, str):
+            found = None
         if isinstance(found, str):
             return found
         if found is not None:
             raise keys.error("chat_template", "a text, or a list of objects with name and template")
     return None
-
-
-_NO_TOOL_CALLS = """\
-    {%- if message.tool_calls or message.role == 'tool' %}
-        {{- raise_exception('this chat template has no place for tool calls') }}
-    {%- endif %}
-"""
-
-_CHATML = (
-    "{%- for message in messages %}\n"
-    + _NO_TOOL_CALLS
-    + """\
-    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
-)
-
-_LLAMA3 = (
-    "{{- bos_token }}\n{%- for message in messages %}\n"
-    + _NO_TOOL_CALLS
-    + """\
-    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content | trim }}
-    {{- '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{%- endif %}
-"""
-)
-
-# Mistral and Gemma have no system turn: its text begins the first user turn. Turns must alternate.
-_ALTERNATING = (
-    """\
-{{- bos_token }}
-{%- set system = '' %}
-{%- set turns = messages %}
-{%- if messages and messages[0].role == 'system' %}
-    {%- set system = messages[0].content | trim + '\\n\\n' %}
-    {%- set turns = messages[1:] %}
-{%- endif %}
-{%- for message in turns %}
-"""
-    + _NO_TOOL_CALLS
-    + """\
-    {%- if message.role != ('user' if loop.index0 % 2 == 0 else 'assistant') %}
-        {{- raise_exception('roles must alternate user/assistant, beginning with user') }}
-    {%- endif %}
-    {%- set text = (system if loop.first else '') + message.content | trim %}
-"""
-)
-
-_MISTRAL = (
-    _ALTERNATING
-    + """\
-    {%- if message.role == 'user' %}
-        {{- '[INST] ' + text + '[/INST]' }}
-    {%- else %}
-        {{- ' ' + text + eos_token }}
-    {%- endif %}
-{%- endfor %}
-"""
-)
-
-_GEMMA = (
-    _ALTERNATING
-    + """\
-    {{- '<start_of_turn>' + ('user' if message.role == 'user' else 'model') + '\\n' }}
-    {{- text + '<end_of_turn>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<start_of_turn>model\\n' }}
-{%- endif %}
-"""
-)
-
-BUILTIN_TEMPLATES: Final[Mapping[str, str]] = MappingProxyType(
-    {"chatml": _CHATML, "llama3": _LLAMA3, "mistral": _MISTRAL, "gemma": _GEMMA}
-)
-"""Templates for models whose files have none."""

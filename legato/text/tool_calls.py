@@ -36,7 +36,7 @@ def tool_use(template: ChatTemplate, asked: str = "auto") -> ToolUse:
     written = _probed(template)
     for format in FORMATS.values():
         if re.search(_probe_pattern(format), written):
-            return ToolUse(format, True)
+            return ToolUse(format, template.takes_tools and template.takes_results)
     return ToolUse(HERMES, False)
 
 

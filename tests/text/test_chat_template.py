@@ -175,7 +175,7 @@ def test_arguments_of_tool_calls_are_objects_to_the_template() -> None:
     source = "{% for c in messages[0].tool_calls %}{{ c.function.arguments | tojson }};{% endfor %}"
     calls = [{"function": {"name": "f", "arguments": text}} for text in ('{"x": 1}', "{no", None, "")]
     message: Message = {"role": "assistant", "content": None, "tool_calls": calls}
-    assert template(source).render([message]) == '{"x": 1};"{no";null;"";'
+    assert template(source).render([message]) == '{"x": 1};"{no";{};{};'
     assert calls[0]["function"]["arguments"] == '{"x": 1}'  # type: ignore[index]
 
 
@@ -186,8 +186,7 @@ def test_arguments_of_tool_calls_are_objects_to_the_template() -> None:
         ({"content": "Hi"}, r"messages\[1\] is not an object with a role"),
         ({"role": "user", "content": None}, r"messages\[1\].content is null"),
         ({"role": "user"}, r"messages\[1\].content is null"),
-        ({"role": "assistant", "content": None}, r"messages\[1\].content is null"),
-        ({"role": "assistant", "content": None, "tool_calls": []}, r"messages\[1\].content is null"),
+        ({"role": "system", "content": None}, r"messages\[1\].content is null"),
         ({"role": "user", "content": 5}, "neither a text nor a list"),
         ({"role": "user", "content": ["Hi"]}, r"messages\[1\].content\[0\] is not an object"),
         ({"role": "user", "content": [{"type": "image_url"}]}, r"content\[0\] has type 'image_url'"),
@@ -367,3 +366,19 @@ def test_a_damaged_template_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(ModelError, match=r"chat_template\.jinja: is not UTF-8"):
         template_from_folder(tmp_path)
+
+
+def test_a_template_for_tools_has_its_own_name(tmp_path: Path) -> None:
+    """In a GGUF file, and in the two forms that folders have."""
+    assert template_from_gguf({"tokenizer.chat_template.tool_use": "t"}, "tool_use") == "t"
+    assert template_from_gguf({"tokenizer.chat_template": "d"}, "tool_use") is None
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": named}))
+    assert template_from_folder(tmp_path, "tool_use") == "t"
+    config.write_text(json.dumps({"chat_template": "d"}))
+    assert template_from_folder(tmp_path, "tool_use") is None
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("j")
+    assert template_from_folder(tmp_path, "tool_use") == "j"
+    assert template_from_folder(tmp_path) == "d"

@@ -3,6 +3,7 @@
 import gc
 import ipaddress
 import logging
+import math
 import platform
 import socket
 import sys
@@ -222,6 +223,7 @@ def _service(served: Served, settings: Settings, keys: ApiKeys, *, own_machine_o
         served.tokenizer,
         max_waiting=server.max_waiting,
         max_waiting_tokens=server.max_waiting_tokens,
+        max_wait=server.max_wait or math.inf,
         step_timeout=server.step_timeout,
     )
     return Service(

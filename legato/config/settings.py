@@ -314,6 +314,12 @@ class ServerSettings(Section):
         description="Largest body of a request (else 413). While JSON is read nothing else runs: some "
         "30 ms for each MiB.",
     )
+    max_wait: float = Field(
+        default=120.0,
+        ge=0,
+        description="Longest predicted time, in seconds, until all waiting requests have their first tokens. "
+        "While the prediction is above it, new requests get 429. 0: no limit.",
+    )
     max_body_memory: Bytes = Field(
         default=64 * 2**20,
         description="Most bytes of all bodies that the server holds at once, each until its answer begins; "

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 
+from legato.core.budget import TargetBudget
 from legato.core.events import Event, FinishEvent, TokenEvent
 from legato.core.request import RequestId, SamplingParams
 from legato.core.stopping import FinishReason
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.01
 PACE_OVER = 64
 """Requests that ended last, and not by an abort: how fast the queue moves is measured over these."""
+PACE_FROM = 8
+"""Of which there are so many at least before a wait is predicted from them."""
 MAX_RETRY_S = 600
 FED_AT_ONCE = 64
 """Events that streams get in one turn of the event loop."""
@@ -94,20 +97,25 @@ class AsyncEngine:
         *,
         max_waiting: int | None = None,
         max_waiting_tokens: int | None = None,
+        max_wait: float = math.inf,
         step_timeout: float = math.inf,
     ) -> None:
         """More than `max_waiting` replies never wait at once, nor more than `max_waiting_tokens` prompt
-        tokens, those of replies without a first token; None sets no limit. A turn of the loop that takes
+        tokens, those of replies without a first token; None sets no limit. Nor does a request come in while
+        what waits is predicted to take more than `max_wait` seconds. A turn of the loop that takes
         more than `step_timeout` seconds is trouble."""
         self.engine = engine
         self.tokenizer = tokenizer
         self._max_waiting = max_waiting
         self._max_waiting_tokens = max_waiting_tokens
+        self._max_wait = max_wait
         self._step_timeout = step_timeout
         self._num_waiting_tokens = 0
         self._reserved = Room(0, 0)
         """Room of all reservations together that no reply has taken yet."""
         self._departures: deque[float] = deque(maxlen=PACE_OVER)
+        self._answers: deque[tuple[float, int]] = deque(maxlen=PACE_OVER)
+        """When the last prompts got their first tokens, and how many tokens they had, while others waited."""
         self._loop = EngineLoop(engine, self._deliver)
         self._events: deque[Event] = deque()
         """That no stream has got yet."""
@@ -255,9 +263,32 @@ class AsyncEngine:
         num_waiting = len(self._streams) + self._reserved.places - num_running
         if num_waiting <= 0:  # who ended while nobody waited does not tell how fast a queue moves
             self._departures.clear()
+            self._answers.clear()
         if self._max_waiting is not None:
             self._check_places(places, num_waiting, num_running, self._max_waiting)
         self._check_tokens(num_tokens, num_waiting)
+        if num_waiting > 0 and (wait := self.predicted_wait(num_waiting)) > self._max_wait:
+            raise QueueFullError(
+                f"what waits is predicted to take {wait:.0f} s, at most {self._max_wait:g} s may be",
+                retry_after_s=min(max(math.ceil(wait - self._max_wait), 1), MAX_RETRY_S),
+            )
+
+    def predicted_wait(self, num_waiting: int) -> float:
+        """Seconds until all that waits, `num_waiting` requests, will have its first tokens.
+
+        At the pace of the last prompts and of the last requests that ended, whichever is slower; before there
+        are enough of either, by the price of a prompt's token.
+        """
+        now, tokens = self.engine.clock(), self._num_waiting_tokens + self._reserved.num_tokens
+        waits = [0.0]
+        if len(self._answers) >= PACE_FROM:
+            began, _ = self._answers[0]
+            waits.append(tokens * (now - began) / sum(num for _, num in list(self._answers)[1:]))
+        elif isinstance(budget := self.engine.scheduler.budget, TargetBudget):
+            waits.append(tokens * budget.model.cost.prefill)
+        if len(self._departures) >= PACE_FROM:
+            waits.append(num_waiting * (now - self._departures[0]) / len(self._departures))
+        return max(waits)
 
     def _check_tokens(self, num_tokens: int, num_waiting: int) -> None:
         most = self._max_waiting_tokens
@@ -332,6 +363,8 @@ class AsyncEngine:
         """Give a stream its event; one that cannot take it ends, and no other does."""
         request_id = stream.request.id
         if isinstance(event, TokenEvent | FinishEvent):
+            if stream.num_waiting_tokens and isinstance(event, TokenEvent):
+                self._answers.append((self.engine.clock(), stream.num_waiting_tokens))
             self._answered(stream)
         try:
             stream.feed(event)

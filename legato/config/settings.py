@@ -317,13 +317,11 @@ class ServerSettings(Section):
     max_wait: float = Field(
         default=120.0,
         ge=0,
-        description="Longest predicted time, in seconds, until all waiting requests have their first tokens. "
-        "While the prediction is above it, new requests get 429. 0: no limit.",
+        description="Seconds that waiting may be predicted to take; else requests get 429. 0: no limit.",
     )
     max_body_memory: Bytes = Field(
         default=64 * 2**20,
-        description="Most bytes of all bodies that the server holds at once, each until its answer begins; "
-        "more get 429. One alone may be larger.",
+        description="Most bytes of all bodies held at once, each until its answer begins (else 429).",
     )
     max_n: int = Field(default=128, ge=1, description="Most replies to one prompt: the field n.")
     max_prompts: int = Field(

@@ -8,8 +8,9 @@ is encoded in one go: the ordinary text between two pieces gets the ids that it 
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken
@@ -24,7 +25,8 @@ _TAG = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 """The form of tokens that a template can use as markup. The file may call them ordinary tokens, as Qwen 3's
 does with <tool_response>. A template's blanks and words are tokens too, but no markup."""
 
-_OWN = bytes((Origin.TEMPLATE,))
+_STRETCH = re.compile(bytes((Origin.ASSISTANT,)) + b"+|" + bytes((Origin.TEMPLATE,)) + b"+")
+"""Characters of one origin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +74,9 @@ class Isolation:
         controls = (text for text, markup in self._markup.items() if markup.control and text != unknown)
         self._made_by_model = frozenset(self._encoder.token_to_id(text) for text in controls) - {None}
         """Ids of control tokens that are entries of the model's vocabulary, too: merges might make them."""
-        self._lengths = sorted({len(text) for text in self._markup}, reverse=True)
-        starts = "".join(sorted({text[0] for text in self._markup}))
-        self._starts = re.compile(f"[{re.escape(starts)}]" if starts else r"(?!)")
+        self._any_markup = _longest_of(self._markup)
+        self._tags = _longest_of(text for text, markup in self._markup.items() if not markup.control)
+        self._longest_tag = max((len(text) for text in self._markup if self._tags.fullmatch(text)), default=1)
 
     def encode(self, prompt: Written) -> list[int]:
         """The ids of a prompt, without what a model wants before and after every text. RequestError if the
@@ -96,26 +98,55 @@ class Isolation:
         return next((markup.id for markup in markups if markup.control), None)
 
     def _found(self, prompt: Written) -> Iterator[tuple[int, str]]:
-        """(start, text) of the markup in a prompt: of what begins first, the longest."""
-        origins = origins_of(prompt)
-        for first, last in runs(prompt, Origin.ASSISTANT, Origin.TEMPLATE):
-            end = first
-            for start in self._starts.finditer(prompt, first, last):
-                if start.start() >= end and (text := self._at(prompt, origins, start.start(), last)):
-                    yield start.start(), text
-                    end = start.start() + len(text)
+        """(start, text) of the markup in a prompt: of what begins first, the longest.
 
-    def _at(self, prompt: str, origins: bytes, start: int, last: int) -> str | None:
-        """The longest markup that begins at `start` and whose characters may make it."""
-        for length in self._lengths:
-            if start + length <= last:
-                text = str.__getitem__(prompt, slice(start, start + length))
-                markup = self._markup.get(text)
-                if markup is not None and not (
-                    markup.control and origins[start : start + length].strip(_OWN)
-                ):
-                    return text
-        return None
+        Control tokens are looked for in the template's own text alone. Tags may also be the assistant's, and
+        begin in the one's text and end in the other's.
+        """
+        origins = origins_of(prompt)
+        text = str.__getitem__(prompt, slice(None))  # expressions search an ordinary text faster
+        for first, last in runs(prompt, Origin.ASSISTANT, Origin.TEMPLATE):
+            position = first
+            for stretch in _STRETCH.finditer(origins, first, last):
+                is_own = origins[stretch.start()] == Origin.TEMPLATE
+                position = max(position, stretch.start())
+                while found := self._next(text, position, stretch.end(), last, is_own):
+                    yield found.start(), found[0]
+                    position = found.end()
+
+    def _next(self, text: str, start: int, end: int, last: int, is_own: bool) -> re.Match[str] | None:
+        """The first markup that begins between `start` and `end`. What ends behind `end`, up to `last`, is a
+        tag, and so is all markup if the text is not the template's own."""
+        within = self._any_markup.search(text, start, end) if is_own else None
+        tags_from = max(start, end - self._longest_tag + 1) if is_own else start
+        tag = self._tags.search(text, tags_from, min(last, end + self._longest_tag - 1))
+        if tag is not None and tag.start() >= end:
+            tag = None
+        found = [match for match in (within, tag) if match is not None]
+        return min(found, key=lambda match: (match.start(), -match.end()), default=None)
+
+
+def _longest_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """An expression for the longest of some texts that stands at a place. It is a tree of their beginnings:
+    thousands of texts are found as fast as a few."""
+    tree: dict[str, Any] = {}
+    for text in texts:
+        node = tree
+        for char in text:
+            node = node.setdefault(char, {})
+        node[""] = {}
+    return re.compile(_expression(tree) if tree else r"(?!)")
+
+
+def _expression(node: Mapping[str, Any]) -> str:
+    if len(node) == 1:  # a chain without branches may be longer than calls may be nested
+        chain = ""
+        while len(node) == 1 and "" not in node:
+            ((char, node),) = node.items()
+            chain += re.escape(char)
+        return chain + ("" if [*node] == [""] else _expression(node))
+    branches = "|".join(re.escape(char) + _expression(child) for char, child in node.items() if char)
+    return f"(?:{branches})" + ("?" if "" in node else "")
 
 
 def _renamed(token: AddedToken, text: str) -> AddedToken:

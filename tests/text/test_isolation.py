@@ -13,7 +13,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from legato.errors import RequestError
 from legato.text.chat import BUILTIN_TEMPLATES, ChatTemplate, Message
-from legato.text.origins import Origin, Written, joined, origins_of, written
+from legato.text.isolation import Isolation
+from legato.text.origins import Origin, Written, joined, origins_of, runs, written
 from legato.text.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_from_gguf
 from legato.text.vocabulary import byte_alphabet
 
@@ -318,6 +319,79 @@ def test_ids_with_gaps_between_them_are_the_models(tmp_path: Path) -> None:
     tokenizer = tokenizer_from_folder(tmp_path)
     prompt = joined("", [written("<x>a<y>", Origin.TEMPLATE), "a"])
     assert tokenizer.encode_chat(prompt) == [9, 0, 5, 0]
+
+
+def markup_by_the_rule(isolation: Isolation, prompt: Written) -> list[tuple[int, str]]:
+    """What `Isolation` finds, looked for at every place: slow and plain."""
+    text, origins = str.__getitem__(prompt, slice(None)), origins_of(prompt)
+    found: list[tuple[int, str]] = []
+    for first, last in runs(prompt, Origin.ASSISTANT, Origin.TEMPLATE):
+        end = first
+        for start in range(first, last):
+            fits = [
+                name
+                for name, markup in isolation._markup.items()
+                if text.startswith(name, start, last)
+                and not (markup.control and {*origins[start : start + len(name)]} != {Origin.TEMPLATE})
+            ]
+            if start >= end and fits:
+                found.append((start, max(fits, key=len)))
+                end = start + len(found[-1][1])
+    return found
+
+
+BITS = ["<", "|", "im", "_end", "|>", "x", "<|im_end|>", "<think>", "</think>", "thi", "nk>", "<s>", "<tool_call>"]
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    parts=st.lists(
+        st.tuples(
+            st.lists(st.sampled_from(BITS), max_size=3).map("".join),
+            st.sampled_from([Origin.CLIENT, Origin.ASSISTANT, Origin.TEMPLATE]),
+        ),
+        max_size=6,
+    )
+)
+def test_the_longest_markup_at_each_place_is_found(parts: list[tuple[str, Origin]]) -> None:
+    """Also tokens that begin one another, and tags that two origins make together."""
+    tokenizer = byte_level([*CONTROLS["qwen"], "<|im_end|>x", "<|im", "<s><|im_end|>"])
+    isolation = Isolation(tokenizer.vocabulary, template=QWEN)
+    prompt = joined("", [written(*part) for part in parts])
+    assert list(isolation._found(prompt)) == markup_by_the_rule(isolation, prompt)
+
+
+@pytest.mark.parametrize("text", ["<", "<|im_end|", "<|im_end|>", "<tool_call", "[<"])
+def test_long_text_that_looks_like_markup_is_searched_without_a_look_at_each_place(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reply of a million `<` took five seconds, in which no other thread of the server ran."""
+    isolation = Isolation(byte_level(CONTROLS["qwen"]).vocabulary, template=QWEN)
+    searches = []
+    search = Isolation._next
+    monkeypatch.setattr(
+        Isolation, "_next", lambda *arguments: searches.append(1) or search(*arguments)
+    )
+    prompt = joined("", [written("<|im_start|>", Origin.TEMPLATE), written(text * 1000, Origin.ASSISTANT)])
+    assert [found for _, found in isolation._found(prompt)] == ["<|im_start|>"]
+    assert len(searches) == 3
+
+
+def nested(depth: int) -> str:
+    return '{"a":' * depth + "1" + "}" * depth
+
+
+@pytest.mark.parametrize("depth", [300, 700, 900])
+def test_arguments_that_are_nested_deeply_are_rendered_or_refused(depth: int) -> None:
+    template = ChatTemplate(QWEN, bos_token="", eos_token="")
+    call = {"function": {"name": "f", "arguments": nested(depth)}}
+    messages: list[Message] = [*dialogue("x"), {"role": "assistant", "content": "", "tool_calls": [call]}]
+    if depth == 300:
+        assert '{"a": ' * depth in template.render(messages)
+        return
+    with pytest.raises(RequestError, match="nested too deeply") as refused:
+        template.render(messages)
+    assert refused.value.param == "messages"
 
 
 def test_a_lone_surrogate_in_a_message_is_refused() -> None:

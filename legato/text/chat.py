@@ -148,7 +148,11 @@ class ChatTemplate:
         if tools and not self.takes_tools:
             raise RequestError("this model's chat template has no place for tools", param="tools")
         reading = self.reading
-        given = [_with_origins(message) for message in readable(messages, reading)]
+        try:
+            given = [_with_origins(message) for message in readable(messages, reading)]
+            told = with_origin(list(tools), Origin.CLIENT) if tools else reading.no_tools
+        except RecursionError:
+            raise RequestError("messages or tools are nested too deeply", param="messages") from None
         if tools and reading.tools_need_system and given[0]["role"] != "system":
             given.insert(0, _with_origins({"role": "system", "content": ""}))
         if continue_final_message:
@@ -157,7 +161,7 @@ class ChatTemplate:
             **extra,
             **self._tokens,
             "messages": [as_parts(message, reading) for message in given],
-            "tools": with_origin(list(tools), Origin.CLIENT) if tools else reading.no_tools,
+            "tools": told,
             "add_generation_prompt": add_generation_prompt,
         }
         try:

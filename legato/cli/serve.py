@@ -25,12 +25,13 @@ from legato.engine.engine import Engine
 from legato.errors import ConfigError
 from legato.metrics.http_series import HttpSeries
 from legato.metrics.journal import JournalFile
+from legato.metrics.process_series import ProcessSeries
 from legato.metrics.prometheus import CONTENT_TYPE, Metrics
 from legato.metrics.target_log import TargetLog
 from legato.metrics.throughput import ThroughputLog
 from legato.metrics.timeline import Targets
 from legato.models.source import find_files
-from legato.server.event_loop import run
+from legato.server.event_loop import Turns, run
 from legato.server.guards import ApiKeys
 from legato.server.lobby import lobby
 from legato.server.run import BACKLOG, bind, serve, url_of
@@ -214,7 +215,10 @@ def _service(served: Served, settings: Settings, keys: ApiKeys, *, own_machine_o
         targets=Targets(ttft=in_seconds(settings.engine.ttft_target_ms), tpot=served.settings.tpot_target),
     )
     http = HttpSeries()
+    turns = Turns()
     metrics.registry.register(http)
+    build = {"version": __version__, "python": platform.python_version()}
+    metrics.registry.register(ProcessSeries(build, lambda: (turns.longest, turns.busy)))
     served.engine.observe(metrics)
     served.engine.observe(ThroughputLog())
     served.engine.observe(TargetLog())
@@ -251,6 +255,7 @@ def _service(served: Served, settings: Settings, keys: ApiKeys, *, own_machine_o
         ),
         keys=keys,
         work=WorkPool(server.max_waiting),
+        turns=turns,
         allowed_origins=server.allowed_origins,
         allowed_hosts=server.allowed_hosts,
         own_machine_only=own_machine_only,

@@ -61,7 +61,7 @@ class RequestSeries:
             "vllm:prefix_cache_hits_total", "Prompt tokens found in the cache, once a request."
         )
         self._recomputed_tokens = new.counter(
-            "legato:recomputed_tokens_total", "Tokens computed again after a preemption."
+            "legato_recomputed_tokens_total", "Tokens computed again after a preemption."
         )
         self._ttft = new.histogram(
             "vllm:time_to_first_token_seconds", "Arrival to first token, of each request.", ttft_bounds
@@ -91,7 +91,7 @@ class RequestSeries:
             "vllm:request_generation_tokens", "Tokens generated for each request that ended.", LENGTH_BOUNDS
         )
         self._num_chunks = new.histogram(
-            "legato:chunks_per_request",
+            "legato_chunks_per_request",
             "Steps that worked on a prompt before its first token.",
             LENGTH_BOUNDS,
         )
@@ -138,31 +138,31 @@ class StepSeries:
     def __init__(self, new: Catalogue, *, budget: int, blocks: BlockPool) -> None:
         kinds = (("decode",), ("mixed",), ("prefill",))
         cache = (str(blocks.block_size), str(blocks.num_blocks))
-        self._budget = new.gauge("legato:token_budget", "The most tokens a step may hold.")
+        self._budget = new.gauge("legato_token_budget", "The most tokens a step may hold.")
         self._budget.set(budget)
         self._step_tokens = new.counter(
-            "legato:step_tokens_total", "Tokens computed, by kind.", ("kind",), (("prefill",), ("decode",))
+            "legato_step_tokens_total", "Tokens computed, by kind.", ("kind",), (("prefill",), ("decode",))
         )
         self._iteration_tokens = new.histogram(
             "vllm:iteration_tokens_total", "Tokens in each step.", STEP_BOUNDS
         )
         self._duration = new.histogram(
-            "legato:step_duration_seconds", "Time of each step, by kind.", ITL_BOUNDS, ("kind",), kinds
+            "legato_step_duration_seconds", "Time of each step, by kind.", ITL_BOUNDS, ("kind",), kinds
         )
-        self._failed = new.counter("legato:steps_failed_total", "Steps whose model run failed.")
+        self._failed = new.counter("legato_steps_failed_total", "Steps whose model run failed.")
         self._preemptions = new.counter("vllm:num_preemptions_total", "Preemptions.")
         self._usage = new.gauge("vllm:kv_cache_usage_perc", "Share of the blocks that are held, 0 to 1.")
-        self._blocks_used = new.gauge("legato:blocks_used", "Blocks that requests hold.")
+        self._blocks_used = new.gauge("legato_blocks_used", "Blocks that requests hold.")
         self._blocks_cached = new.gauge(
-            "legato:blocks_cached", "Blocks that no request holds and whose content may still be shared."
+            "legato_blocks_cached", "Blocks that no request holds and whose content may still be shared."
         )
         self._left_out = new.gauge(
-            "legato:requests_left_out",
+            "legato_requests_left_out",
             "Requests without a token in the newest step, by reason.",
             ("reason",),
             [(reason.value,) for reason in Reason],
         )
-        self._blocks_total = new.gauge("legato:blocks_total", "Blocks in the KV cache.")
+        self._blocks_total = new.gauge("legato_blocks", "Blocks in the KV cache.")
         self._blocks_total.set(blocks.num_blocks)
         info = new.gauge(
             "vllm:cache_config_info", "The KV cache, as labels.", ("block_size", "num_gpu_blocks"), (cache,)

@@ -1,7 +1,6 @@
 """The exported series about targets: what they are, how often they were missed, what bounded the steps, and
 how good the predictions were. The formulas are those of `timeline` and `journal`."""
 
-import math
 from collections import deque
 
 from legato.core.budget import Limit
@@ -17,40 +16,39 @@ QUANTILES = (0.5, 0.9)
 class TargetSeries:
     def __init__(self, new: Catalogue, targets: Targets) -> None:
         kinds = (("ttft",), ("tpot",), ("request",))
-        target = new.gauge("legato:target_seconds", "The server's targets, +Inf for none.", ("target",), ())
-        target.set(targets.ttft or math.inf, "ttft")
-        target.set(targets.tpot or math.inf, "tpot")
+        target = new.gauge("legato_target_seconds", "The server's own targets.", ("target",), ())
+        for seconds, kind in ((targets.ttft, "ttft"), (targets.tpot, "tpot")):
+            if seconds is not None:
+                target.set(seconds, kind)
         self._judged = new.counter(
-            "legato:target_samples_total",
+            "legato_target_samples_total",
             "First tokens (ttft), gaps (tpot) and ended requests (request) that had a target.",
             ("target",),
             kinds,
         )
         self._missed = new.counter(
-            "legato:target_missed_total", "Those of them that missed it.", ("target",), kinds
+            "legato_target_missed_total", "Those of them that missed it.", ("target",), kinds
         )
         self._steps = new.counter(
-            "legato:steps_total",
+            "legato_steps_total",
             "Steps, by what bounded the prompt tokens in them.",
             ("limit",),
             [(limit.value,) for limit in Limit],
         )
         self._unreachable = new.gauge(
-            "legato:target_unreachable",
+            "legato_target_unreachable",
             "1 if the decodes of the newest step alone take longer than the target.",
         )
         self._margin = new.gauge(
-            "legato:step_margin", "What predicted step times are multiplied by to keep a target."
+            "legato_step_margin", "What predicted step times are multiplied by to keep a target."
         )
         self._margin.set(1)
         self._error = new.gauge(
-            "legato:step_prediction_error",
-            "Relative error of predicted step times, over the last steps; NaN before the first.",
-            ("quantile",),
+            "legato_step_prediction_error",
+            "Relative error of predicted step times, over the last steps; no sample before the first.",
+            ("share",),
             (),
         )
-        for q in QUANTILES:
-            self._error.set(math.nan, str(q))
         self._errors: deque[float] = deque(maxlen=WINDOW)
 
     def changed(self, changes: StepChanges) -> None:

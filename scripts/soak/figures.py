@@ -10,7 +10,7 @@ from pathlib import Path
 from wire import ask
 
 MIB = 2**20
-BUSY = ("vllm:num_requests_running", "vllm:num_requests_waiting", "legato:blocks_used")
+BUSY = ("vllm:num_requests_running", "vllm:num_requests_waiting", "legato_blocks_used")
 """Gauges that are 0 on an idle server."""
 
 

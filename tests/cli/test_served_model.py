@@ -46,7 +46,7 @@ class Server:
             busy = (
                 now["vllm:num_requests_running"]
                 + now["vllm:num_requests_waiting"]
-                + now["legato:blocks_used"]
+                + now["legato_blocks_used"]
             )
             if not busy or time.monotonic() > deadline:
                 return now
@@ -210,7 +210,7 @@ def test_a_long_prompt_never_makes_a_step_larger_than_the_budget_nor_a_stream_wa
         assert set(step["decodes"]) <= set(step["sampled"]), "a stream got no token in a step"
     long_steps = [step for step in steps if any(length > 8 for _, _, length, _ in step["chunks"])]
     assert {len(step["decodes"]) for step in long_steps[1:]} == {8}, "a decode was left out of a mixed step"
-    assert server.wait_idle()["legato:blocks_used"] == 0
+    assert server.wait_idle()["legato_blocks_used"] == 0
 
 
 @pytest.mark.parametrize("seconds", [8, pytest.param(60, marks=pytest.mark.big)])
@@ -242,7 +242,7 @@ def test_killing_clients_at_random_leaves_nothing_behind(server: Server, seconds
     left = server.wait_idle()
     assert left["vllm:num_requests_running"] == 0
     assert left["vllm:num_requests_waiting"] == 0
-    assert left["legato:blocks_used"] == 0
+    assert left["legato_blocks_used"] == 0
     test_the_openai_client_works_unchanged(server)
 
 

@@ -94,7 +94,10 @@ def test_a_wrong_file_ends_with_one_line(tmp_path: Path, toml: str, message: str
     assert "secret" not in caught.value.message
 
 
-SENTINELS = {"tpot_target_ms", "prefill_chunk", "port", "max_logprobs", "sse_keep_alive", "shutdown_timeout"}
+SENTINELS = {
+    *("tpot_target_ms", "prefill_chunk", "port", "max_logprobs"),
+    *("sse_keep_alive", "shutdown_timeout", "max_wait"),
+}
 """Their 0 has a meaning of its own, which their help tells where it is not plain."""
 
 

@@ -176,5 +176,5 @@ def test_everybody_is_answered_and_nothing_is_left(
     assert sum(counted.values()) == NUM_CLIENTS
     for reason in (FinishReason.ERROR, FinishReason.TIMEOUT, FinishReason.LENGTH):
         assert counted[reason.value] >= ends.count(reason)
-    for gauge in ("vllm:num_requests_running", "vllm:num_requests_waiting", "legato:blocks_used"):
+    for gauge in ("vllm:num_requests_running", "vllm:num_requests_waiting", "legato_blocks_used"):
         assert re.search(rf"^{gauge}\{{.*\}} 0.0$", page, re.MULTILINE), gauge

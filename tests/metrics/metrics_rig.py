@@ -219,7 +219,7 @@ def assert_agrees_with_the_client(world: World) -> None:
     assert sum(world.reasons().values()) == len(world.tokens)
     for name in ("running", "waiting"):
         assert world.sample(f"vllm:num_requests_{name}") == 0
-    assert world.sample("legato:blocks_used") == world.sample("vllm:kv_cache_usage_perc") == 0
+    assert world.sample("legato_blocks_used") == world.sample("vllm:kv_cache_usage_perc") == 0
 
 
 def assert_buckets_are_whole(page: bytes) -> None:

@@ -81,8 +81,8 @@ def test_g_01_no_history_makes_a_counter_fall_or_an_observer_raise(
         assert after["gauge", "vllm:num_requests_running", ()] == len(scheduler.running)
         assert after["gauge", "vllm:num_requests_waiting", ()] == len(scheduler.waiting)
     assert_agrees_with_the_client(world)
-    tokens = sum(world.sample("legato:step_tokens_total", kind=kind) for kind in ("prefill", "decode"))
-    assert world.sample("legato:recomputed_tokens_total") == tokens - len(computed)
+    tokens = sum(world.sample("legato_step_tokens_total", kind=kind) for kind in ("prefill", "decode"))
+    assert world.sample("legato_recomputed_tokens_total") == tokens - len(computed)
     prompts = sum(t.num_prompt for name, t in world.watcher.finished.items() if world.tokens[name])
     assert world.sample("vllm:prompt_tokens_total") == prompts
 

@@ -25,10 +25,15 @@ from metrics_rig import (
 )
 
 from legato.core.block_pool import BlockPool
+from legato.core.budget import TargetBudget
+from legato.core.cost import CostModel
 from legato.core.plan import StepPlan
 from legato.core.stopping import FinishReason
 from legato.metrics import prometheus
+from legato.metrics.http_series import HttpSeries
+from legato.metrics.process_series import ProcessSeries
 from legato.metrics.prometheus import Metrics
+from legato.metrics.timeline import Targets
 
 
 def test_one_preempted_history_gives_the_numbers_worked_out_by_hand() -> None:
@@ -44,13 +49,13 @@ def test_one_preempted_history_gives_the_numbers_worked_out_by_hand() -> None:
     assert sample("vllm:num_preemptions_total") == 1
     assert sample("vllm:prompt_tokens_total") == 8
     assert sample("vllm:generation_tokens_total") == 10
-    assert sample("legato:recomputed_tokens_total") == 2
-    assert sample("legato:step_tokens_total", kind="prefill") == 11
-    assert sample("legato:step_tokens_total", kind="decode") == 7
+    assert sample("legato_recomputed_tokens_total") == 2
+    assert sample("legato_step_tokens_total", kind="prefill") == 11
+    assert sample("legato_step_tokens_total", kind="decode") == 7
     assert count_and_sum(world, "vllm:iteration_tokens_total") == (7, 18)
-    assert count_and_sum(world, "legato:step_duration_seconds", kind="prefill") == (2, 2)
-    assert count_and_sum(world, "legato:step_duration_seconds", kind="decode") == (5, 5)
-    assert count_and_sum(world, "legato:step_duration_seconds", kind="mixed") == (0, 0)
+    assert count_and_sum(world, "legato_step_duration_seconds", kind="prefill") == (2, 2)
+    assert count_and_sum(world, "legato_step_duration_seconds", kind="decode") == (5, 5)
+    assert count_and_sum(world, "legato_step_duration_seconds", kind="mixed") == (0, 0)
     assert count_and_sum(world, TTFT) == (2, 2)
     assert count_and_sum(world, ITL) == (8, 4 + 6)
     assert count_and_sum(world, TPOT) == (2, 1 + 1.5)
@@ -60,7 +65,7 @@ def test_one_preempted_history_gives_the_numbers_worked_out_by_hand() -> None:
     assert count_and_sum(world, DECODE) == (2, 4 + 6)
     assert count_and_sum(world, "vllm:request_prompt_tokens") == (2, 8)
     assert count_and_sum(world, "vllm:request_generation_tokens") == (2, 10)
-    assert count_and_sum(world, "legato:chunks_per_request") == (2, 2)
+    assert count_and_sum(world, "legato_chunks_per_request") == (2, 2)
     assert sample(f"{ITL}_bucket", le="0.75") == 0
     assert sample(f"{ITL}_bucket", le="1.0") == 7  # a gap of exactly 1 s belongs to "at most 1 s"
     assert sample(f"{ITL}_bucket", le="2.5") == 7
@@ -69,12 +74,12 @@ def test_one_preempted_history_gives_the_numbers_worked_out_by_hand() -> None:
 
 def test_gauges_follow_the_engine_from_step_to_step() -> None:
     world = make_world(budget=4, max_running=1, num_blocks=10)
-    assert world.sample("legato:token_budget") == 4
-    assert world.sample("legato:blocks_total") == 10
+    assert world.sample("legato_token_budget") == 4
+    assert world.sample("legato_blocks") == 10
     assert world.sample("vllm:cache_config_info", block_size="2", num_gpu_blocks="10") == 1
     for name in ("a", "b", "c"):
         world.submit(name, num_prompt=4, max_tokens=3)
-    gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting", "legato:blocks_used")
+    gauges = ("vllm:num_requests_running", "vllm:num_requests_waiting", "legato_blocks_used")
     assert [world.sample(name) for name in gauges] == [0, 3, 0]
     world.step()
     assert [world.sample(name) for name in gauges] == [1, 2, 2]
@@ -92,9 +97,9 @@ def test_steps_are_timed_by_what_is_in_them() -> None:
     world.step()  # 4 tokens of a prompt
     world.submit("b", num_prompt=3, max_tokens=1)
     world.run()  # a decode and a chunk of 3; two decodes
-    assert count_and_sum(world, "legato:step_duration_seconds", kind="prefill") == (1, 4)
-    assert count_and_sum(world, "legato:step_duration_seconds", kind="mixed") == (1, 4)
-    assert count_and_sum(world, "legato:step_duration_seconds", kind="decode") == (2, 2)
+    assert count_and_sum(world, "legato_step_duration_seconds", kind="prefill") == (1, 4)
+    assert count_and_sum(world, "legato_step_duration_seconds", kind="mixed") == (1, 4)
+    assert count_and_sum(world, "legato_step_duration_seconds", kind="decode") == (2, 2)
 
 
 def test_a_failed_step_counts_as_failed_and_its_requests_as_errors() -> None:
@@ -107,9 +112,9 @@ def test_a_failed_step_counts_as_failed_and_its_requests_as_errors() -> None:
     world.submit("lost", num_prompt=6, max_tokens=2)
     world.submit("next", num_prompt=2, max_tokens=1)
     world.run()
-    assert world.sample("legato:steps_failed_total") == 1
+    assert world.sample("legato_steps_failed_total") == 1
     assert world.reasons() == {"stop": 0, "length": 1, "abort": 0, "timeout": 0, "error": 1, "constraint": 0}
-    assert world.sample("legato:step_tokens_total", kind="prefill") == 4 + 2
+    assert world.sample("legato_step_tokens_total", kind="prefill") == 4 + 2
     assert world.sample("vllm:prompt_tokens_total") == 2
     assert world.sample("vllm:iteration_tokens_total_count") == 2
     assert_agrees_with_the_client(world)
@@ -188,20 +193,28 @@ def test_a_model_name_with_quotes_and_newlines_is_escaped() -> None:
     metrics = Metrics(model_name=name, budget=1, blocks=BlockPool(1, 1), engine=3)
     samples = scrape(metrics.render())
     labels = (("engine", "3"), ("model_name", name))
-    assert samples["legato:token_budget"][1] == {labels: 1.0}
+    assert samples["legato_token_budget"][1] == {labels: 1.0}
 
 
 DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 def test_every_exported_series_is_in_the_document_and_the_other_way_round() -> None:
-    rows = re.findall(r"^\| `((?:vllm|legato):\w+)` \| (\w+) \| (.*?) \|", DOC.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `((?:vllm:|legato_)\w+)` \| (\w+) \| (.*?) \|", DOC.read_text(), re.MULTILINE)
     documented = {name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
     assert len(documented) == len(rows)
-    page = make_world().metrics.render()
+    budget = TargetBudget(8, CostModel(), target=1.0)
+    world = make_world(timed=budget, targets=Targets(ttft=1, tpot=1))
+    world.submit("a", num_prompt=2, max_tokens=3)
+    world.run()
+    for beside in (HttpSeries(), ProcessSeries({"version": "1", "python": "3"}, lambda: (0, 0))):
+        world.metrics.registry.register(beside)
+    page = world.metrics.render()
     exported: dict[str, tuple[str, frozenset[str]]] = {}
     samples = scrape(page)
     for name, kind in re.findall(r"^# TYPE (\S+) (\w+)$", page.decode(), re.MULTILINE):
+        if not name.startswith(("vllm:", "legato_")):
+            continue
         one_sample = f"{name}_count" if kind == "histogram" else name
         [labels, *_] = samples[one_sample][1]
         exported[name] = (kind, frozenset(dict(labels)) - COMMON.keys())
@@ -243,8 +256,8 @@ def test_cache_hits_count_once_a_request_and_the_pool_tells_what_it_keeps() -> N
     assert world.sample("vllm:prefix_cache_queries_total") == 10
     assert world.sample("vllm:prefix_cache_hits_total") == 4
     assert world.sample("vllm:prompt_tokens_total") == 10
-    assert world.sample("legato:step_tokens_total", kind="prefill") == 5 + 1
-    assert world.sample("legato:blocks_cached") == 2
+    assert world.sample("legato_step_tokens_total", kind="prefill") == 5 + 1
+    assert world.sample("legato_blocks_cached") == 2
 
 
 def test_after_the_last_abort_the_gauges_show_an_idle_engine_and_what_it_keeps() -> None:
@@ -253,13 +266,13 @@ def test_after_the_last_abort_the_gauges_show_an_idle_engine_and_what_it_keeps()
     for name in ("running", "waiting"):
         world.submit(name, num_prompt=5, max_tokens=9)
     world.step()
-    assert (world.sample("legato:blocks_used"), world.sample("legato:blocks_cached")) == (3, 0)
-    assert world.sample("legato:requests_left_out", reason="max_running") == 1
+    assert (world.sample("legato_blocks_used"), world.sample("legato_blocks_cached")) == (3, 0)
+    assert world.sample("legato_requests_left_out", reason="max_running") == 1
     world.abort("waiting")
     world.abort("running")
-    assert (world.sample("legato:blocks_used"), world.sample("legato:blocks_cached")) == (0, 2)
+    assert (world.sample("legato_blocks_used"), world.sample("legato_blocks_cached")) == (0, 2)
     assert world.sample("vllm:kv_cache_usage_perc") == 0
-    assert world.sample("legato:requests_left_out", reason="max_running") == 0
+    assert world.sample("legato_requests_left_out", reason="max_running") == 0
 
 
 def test_everyone_left_out_of_the_newest_step_is_counted_by_reason() -> None:
@@ -267,7 +280,7 @@ def test_everyone_left_out_of_the_newest_step_is_counted_by_reason() -> None:
     for i in range(100):
         world.submit(f"r{i}", num_prompt=2, max_tokens=3)
     world.step()
-    assert world.sample("legato:requests_left_out", reason="max_running") == 99
+    assert world.sample("legato_requests_left_out", reason="max_running") == 99
     world.step()
-    assert world.sample("legato:requests_left_out", reason="max_running") == 99
-    assert world.sample("legato:requests_left_out", reason="blocks") == 0
+    assert world.sample("legato_requests_left_out", reason="max_running") == 99
+    assert world.sample("legato_requests_left_out", reason="blocks") == 0

@@ -7,6 +7,8 @@ Starts a server on a free port with the arguments behind `--`, measures what it 
 come, work at twice that rate and trouble (see `visitors`) at half of it. Judges:
 
 - every status is one that the client in question may get; no 5xx but 504 for a client's own timeout
+- no gap of a polite stream is longer than --max-gap (the target and a half), no turn of the event loop longer
+  than --max-turn; refusals (429) are answers, not faults, and are counted
 - every answer is whole, and the greedy reply the same to the bit, before, amid and after
 - the memory of the process grows by less than --max-growth MiB in the last two thirds of the time (in less
   than some minutes much of it is taken for the first time: give more)
@@ -22,6 +24,7 @@ import asyncio
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -34,6 +37,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from crowds import CROWDS
 from figures import BUSY, Watch, growth, metrics, num_files
 from visitors import CANON, COMPLETIONS, MAX_BODY, TROUBLE, WORK, Kind, Visitor, WrongAnswerError
 from wire import ask
@@ -49,6 +53,7 @@ SERVE = (
     *("--shutdown-timeout", str(SHUTDOWN_S), "--step-timeout", "60"),
 )
 """So little of everything that queue, cache and patience run out."""
+DESCRIPTORS = 512
 
 
 @dataclass(slots=True)
@@ -113,7 +118,7 @@ class Soak:
         tally = Tally()
         arrivals = (
             self._arrivals(tally, WORK, 2 * rate, seconds),
-            self._arrivals(tally, TROUBLE, rate / 2, seconds),
+            self._arrivals(tally, (*TROUBLE, *CROWDS), rate / 2, seconds),
         )
         await asyncio.gather(*arrivals)
         return tally
@@ -168,9 +173,15 @@ async def soak(process: subprocess.Popen[str], port: int, options: argparse.Name
     say(f"capacity {rate:.1f} requests a second; {options.seconds:g} s at twice that")
     watch = Watch(port, process.pid)
     watching = asyncio.create_task(watch.run())
+    polite = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(SCRIPTS / "soak" / "polite.py"), str(port), str(options.seconds)),
+        stdout=subprocess.PIPE,
+    )
     tally = await run.storm(rate, options.seconds)
+    gap = float((await polite.communicate())[0] or "inf")
     watching.cancel()
     totals = await metrics(port)
+    turn = totals["legato_event_loop_longest_turn_seconds"]
     left = await run.calm(num_open)
     after = await run.reply()
     seconds, status = await run.end(process)
@@ -183,6 +194,10 @@ async def soak(process: subprocess.Popen[str], port: int, options: argparse.Name
         faults.append("the greedy reply differs after the soak")
     if risen > options.max_growth:
         faults.append(f"memory grew by {risen:.1f} MiB in the last two thirds")
+    if gap > options.max_gap:
+        faults.append(f"a gap of a polite stream of {gap:.3f} s")
+    if turn > options.max_turn:
+        faults.append(f"a turn of the event loop of {turn:.3f} s")
     if status != 0 or seconds > SHUTDOWN_S + EXIT_S:
         faults.append(f"SIGTERM: status {status} after {seconds:.1f} s")
     return {
@@ -191,6 +206,9 @@ async def soak(process: subprocess.Popen[str], port: int, options: argparse.Name
         "capacity_per_s": round(rate, 2),
         "requests": sum(tally.statuses.values()),
         "statuses": tally.as_json(),
+        "refused_429": tally.total(429),
+        "polite_longest_gap_s": round(gap, 4),
+        "longest_turn_s": round(turn, 4),
         "preemptions": totals["vllm:num_preemptions_total"],
         "most": watch.most,
         "memory_mib": [round(mib, 1) for _, mib in watch.memory[:: max(len(watch.memory) // 40, 1)]],
@@ -211,6 +229,7 @@ def serve(arguments: list[str], log: Path) -> tuple[subprocess.Popen[str], int]:
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS)),
             env={**os.environ, "PYTHONPATH": str(SCRIPTS.parent)},
         )
     assert process.stdout is not None
@@ -233,6 +252,8 @@ def main() -> int:
     parser.add_argument("--rate", type=float, help="requests a second that it can do, without measuring")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-growth", type=float, default=24, help="MiB in the last two thirds")
+    parser.add_argument("--max-gap", type=float, default=0.225, help="seconds between two chunks of a stream")
+    parser.add_argument("--max-turn", type=float, default=0.1, help="seconds of the longest event-loop turn")
     options = parser.parse_args(sys.argv[1:at])
     with TemporaryDirectory() as folder:
         log = Path(folder) / "log"

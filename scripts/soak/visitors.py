@@ -315,33 +315,33 @@ async def two_at_once(v: Visitor) -> int:
     return 200
 
 
-def _kind(name: str, act: Act, *allowed: int | None, weight: int = 1) -> Kind:
+def kind_of(name: str, act: Act, *allowed: int | None, weight: int = 1) -> Kind:
     return Kind(name=name, act=act, allowed=frozenset(allowed), weight=weight)
 
 
 WORK = (
     *(
-        _kind(make.__name__, work(make), 200, 429, weight=weight)
+        kind_of(make.__name__, work(make), 200, 429, weight=weight)
         for make, weight in (
             *((plain, 6), (talk, 4), (tool, 2), (schema, 2), (scored, 2)),
             *((shared, 4), (long, 2), (targeted, 2)),
         )
     ),
-    _kind("hurried", work(hurried), 200, 429, 504, weight=2),
-    _kind("canon", canon, 200, 429, weight=2),
+    kind_of("hurried", work(hurried), 200, 429, 504, weight=2),
+    kind_of("canon", canon, 200, 429, weight=2),
 )
 TROUBLE = (
-    _kind("leaves", leaves, None, weight=8),
-    _kind("reads_by_the_byte", reads_by_the_byte, None, weight=2),
-    _kind("reads_nothing", reads_nothing, None, weight=2),
-    _kind("stops_in_the_head", stops_in_the_head, None),
-    _kind("stops_in_the_body", stops_in_the_body, None, weight=2),
-    _kind("no_json", no_json, 400),
-    _kind("wrong_field", wrong_field, 400, 404, weight=3),
-    _kind("no_http", no_http, 0, 400),
-    _kind("huge_body", huge_body, 413),
-    _kind("huge_unmeasured_body", huge_unmeasured_body, 413),
-    _kind("huge_head", huge_head, 431),
-    _kind("lost", lost, 404, 405),
-    _kind("two_at_once", two_at_once, 200),
+    kind_of("leaves", leaves, None, weight=8),
+    kind_of("reads_by_the_byte", reads_by_the_byte, None, weight=2),
+    kind_of("reads_nothing", reads_nothing, None, weight=2),
+    kind_of("stops_in_the_head", stops_in_the_head, None),
+    kind_of("stops_in_the_body", stops_in_the_body, None, weight=2),
+    kind_of("no_json", no_json, 400),
+    kind_of("wrong_field", wrong_field, 400, 404, 429, weight=3),
+    kind_of("no_http", no_http, 0, 400),
+    kind_of("huge_body", huge_body, 413),
+    kind_of("huge_unmeasured_body", huge_unmeasured_body, 413),
+    kind_of("huge_head", huge_head, 431),
+    kind_of("lost", lost, 404, 405),
+    kind_of("two_at_once", two_at_once, 200),
 )

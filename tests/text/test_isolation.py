@@ -340,7 +340,21 @@ def markup_by_the_rule(isolation: Isolation, prompt: Written) -> list[tuple[int,
     return found
 
 
-BITS = ["<", "|", "im", "_end", "|>", "x", "<|im_end|>", "<think>", "</think>", "thi", "nk>", "<s>", "<tool_call>"]
+BITS = [
+    "<",
+    "|",
+    "im",
+    "_end",
+    "|>",
+    "x",
+    "<|im_end|>",
+    "<think>",
+    "</think>",
+    "thi",
+    "nk>",
+    "<s>",
+    "<tool_call>",
+]
 
 
 @settings(deadline=None, max_examples=300)
@@ -369,9 +383,7 @@ def test_long_text_that_looks_like_markup_is_searched_without_a_look_at_each_pla
     isolation = Isolation(byte_level(CONTROLS["qwen"]).vocabulary, template=QWEN)
     searches = []
     search = Isolation._next
-    monkeypatch.setattr(
-        Isolation, "_next", lambda *arguments: searches.append(1) or search(*arguments)
-    )
+    monkeypatch.setattr(Isolation, "_next", lambda *arguments: searches.append(1) or search(*arguments))
     prompt = joined("", [written("<|im_start|>", Origin.TEMPLATE), written(text * 1000, Origin.ASSISTANT)])
     assert [found for _, found in isolation._found(prompt)] == ["<|im_start|>"]
     assert len(searches) == 3

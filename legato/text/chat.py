@@ -173,7 +173,6 @@ class ChatTemplate:
             raise RequestError(
                 f"the chat template fails with these messages ({type(error).__name__})", param="messages"
             ) from error
-
         return _up_to_end(prompt) if continue_final_message else prompt
 
     def _probe(self, messages: Sequence[Message], tools: object) -> str | None:

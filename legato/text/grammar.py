@@ -8,6 +8,7 @@ grammar names them. Does not know requests or HTTP.
 import json
 import logging
 import math
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,10 @@ logger = logging.getLogger(__name__)
 
 MOST_LOGGED = 20
 """Keywords that are left out of schemas, in one line of the log."""
+LONGEST_LOGGED = 200
+"""Characters of a keyword's path in the log."""
+_TEXT_STEP = re.compile(r'\["(?:[^"\\]|\\.)*"\]')
+"""A step of a path that is no identifier."""
 
 WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
 """Between the parts of a JSON text, if anything. Bounded: small models write blanks without end."""
@@ -116,7 +121,8 @@ class Grammars:
         grammar = Grammar(self._tokens, tried, self.limits.work)
         if tried.left_out and not quiet:
             more = len(tried.left_out) - MOST_LOGGED
-            listed = ", ".join(tried.left_out[:MOST_LOGGED]) + (f" and {more} more" if more > 0 else "")
+            listed = ", ".join(map(_for_log, tried.left_out[:MOST_LOGGED]))
+            listed += f" and {more} more" if more > 0 else ""
             logger.warning("schema keywords that cannot be followed were left out: %s", listed)
         with self._lock:
             self._compiled[source] = grammar
@@ -136,6 +142,12 @@ class Grammars:
             raise RequestError(f"{name}: {problem}" if name else problem, param=name or None)
         options = {"whitespace_pattern": WHITESPACE}
         return Schema(text=json.dumps({**schema, "x-guidance": options}), strict=strict, name=name)
+
+
+def _for_log(path: str) -> str:
+    """A path without names that are no identifiers: clients choose them, so they may be text of a prompt."""
+    shown = _TEXT_STEP.sub("[...]", path)
+    return shown if len(shown) <= LONGEST_LOGGED else shown[:LONGEST_LOGGED] + "..."
 
 
 def json_source(schema: Schema) -> Source:

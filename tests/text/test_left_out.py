@@ -150,11 +150,11 @@ def test_the_log_has_one_line_for_each_grammar_whose_length_is_bounded(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     grammars = Grammars(FakeTokenizer(), 258)
-    schema = {"properties": {f"p\n{i}": {"not": {"const": "secret"}} for i in range(100)}}
+    schema = {"properties": {f"p{i}": {"not": {"const": "secret"}} for i in range(100)}}
     for _ in range(3):
         compiled(grammars, json_source(grammars.schema(schema, strict=False, name="it")))
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert 'it.properties["p\\n0"].not, ' in line
+    assert "it.properties.p0.not, " in line
     assert line.endswith(" and 80 more")
     assert "\n" not in line
     assert "secret" not in line
@@ -276,3 +276,19 @@ def value_of(schema: dict[str, Any], root: dict[str, Any], rng: random.Random) -
     if schema["type"] == "array":
         return [value_of(schema["items"], root, rng) for _ in range(rng.randrange(3))]
     return {"string": "abc", "integer": 42, "boolean": True}[schema["type"]]
+
+
+def test_the_log_has_the_path_without_names_that_may_be_text(
+    grammars: Grammars, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients choose the names of properties, and an answer's header tells them all."""
+    secret = 'my password is "hunter2"] \n \u00e9'
+    faulty = {"type": "string", "minLength": "long"}
+    schema = {"properties": {secret: faulty, "city": faulty, "n" * 1000: faulty}}
+    grammar = compiled(grammars, json_source(grammars.schema(schema, strict=False, name="it")))
+    assert grammar.left_out[0] == f"it.properties[{json.dumps(secret)}].minLength"
+    assert len(grammar.left_out) == 3
+    (line,) = caplog.messages
+    assert "it.properties[...].minLength, it.properties.city.minLength, it.properties.nnn" in line
+    assert "hunter2" not in line and "\n" not in line
+    assert len(line) < 400

@@ -106,15 +106,17 @@ async def calling(body: ChatBody, service: Service) -> Calling | None:
 
     content, source, calls_alone = await service.work.run_in_thread(1, described)
     form = await compiled("tools", source, grammars)
-    is_json = isinstance(content, Schema)
+    alone = None
+    if isinstance(content, Schema) and not use.format.marker:
+        alone = await compiled("tools", calls_alone, grammars, quiet=True)
+        # Made once for each grammar, which takes as long as to compile it; copies for replies take no time.
+        await service.work.run_in_thread(1, alone.text_matcher)
     return Calling(
         form=form,
         format=use.format,
         names=frozenset(tool.function.name for tool in body.tools if named in (None, tool.function.name)),
         content="json" if isinstance(content, Schema) else content,
-        calls_alone=await compiled("tools", calls_alone, grammars, quiet=True)
-        if is_json and not use.format.marker
-        else None,
+        calls_alone=alone,
         shown=frozenset(special.values()),
         named=named is not None,
     )

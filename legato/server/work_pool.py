@@ -29,20 +29,26 @@ class _Job(Generic[T]):
     """Work, and the future of its result in the event loop of whoever waits for it."""
 
     def __init__(self, work: Callable[[], T]) -> None:
-        self._work = work
+        self._work: Callable[[], T] | None = work
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[T] = self._loop.create_future()
+        self.future.add_done_callback(self._let_go)
 
     def run(self) -> None:
         """In a thread of the pool. Does nothing if nobody waits any more."""
-        if self.future.cancelled():
+        work = self._work
+        if work is None:
             return
         try:
-            result = self._work()
+            result = work()
         except BaseException as error:
             self._tell(lambda error=error: self.future.set_exception(error))  # type: ignore[misc]
         else:
             self._tell(lambda: self.future.set_result(result))
+
+    def _let_go(self, _: object) -> None:
+        """Nobody waits any more: a job that stays in its queue must not keep what its work holds."""
+        self._work = None
 
     def _tell(self, finish: Callable[[], None]) -> None:
         def unless_gone() -> None:

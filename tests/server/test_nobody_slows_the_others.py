@@ -1,10 +1,13 @@
 """Work that comes in crowds, or is large, is done in portions, beside the event loop, or not at all."""
 
 import asyncio
+import gc
 import json
 import socket
 import threading
+import weakref
 from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -24,7 +27,7 @@ from legato.server import event_loop, work_pool
 from legato.server.event_loop import MAX_SOCKETS, Turns, TurnSelector, run
 from legato.server.replies import Replies
 from legato.server.service import Limits
-from legato.server.work_pool import SHORT, WorkPool
+from legato.server.work_pool import LONG_THREADS, SHORT, WorkPool
 
 
 class StandIn:
@@ -182,6 +185,30 @@ def test_the_pool_is_bounded_and_skips_work_that_nobody_waits_for() -> None:
 
     asyncio.run(main())
     assert done == [2]
+
+
+def test_work_that_nobody_waits_for_holds_nothing_while_it_is_in_its_queue() -> None:
+    """Clients that leave while all threads are busy must not leave their texts behind."""
+
+    class Text:
+        pass
+
+    async def main() -> None:
+        pool, go_on = WorkPool(), threading.Event()
+        busy = [asyncio.create_task(pool.run_in_thread(SHORT + 1, go_on.wait)) for _ in range(LONG_THREADS)]
+        text = Text()
+        left = asyncio.create_task(pool.run_in_thread(SHORT + 1, partial(id, text)))
+        await asyncio.sleep(0)
+        left.cancel()
+        await asyncio.wait([left])
+        gone = weakref.ref(text)
+        del left, text
+        gc.collect()
+        assert gone() is None
+        go_on.set()
+        await asyncio.gather(*busy)
+
+    asyncio.run(main())
 
 
 def test_long_work_has_a_lower_priority_than_steps() -> None:

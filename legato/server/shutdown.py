@@ -59,21 +59,22 @@ def signals(shutdown: Shutdown, timeout: float) -> Iterator[None]:
         return
     loop = asyncio.get_running_loop()
 
-    asked = False
-    """Whether a signal came. The event loop, which sets `shutdown.asked`, may be what hangs."""
+    num_asked = 0
+    """Signals that count. The event loop, which sets `shutdown.asked`, may be what hangs."""
 
     # Not asyncio's handlers, for the same reason.
     def drain(*_: object) -> None:
-        nonlocal asked
-        if not asked:
+        nonlocal num_asked
+        if num_asked == 0:
             _exit_after(Schedule(timeout).whole)
-        asked = True
+            num_asked = 1
         loop.call_soon_threadsafe(shutdown.drain)
 
     def ask(*_: object) -> None:
-        nonlocal asked
-        _exit_after(LEAST_S if asked else Schedule(timeout).whole)
-        asked = True
+        nonlocal num_asked
+        if num_asked < 2:  # further ones do not put the end off
+            _exit_after(LEAST_S if num_asked else Schedule(timeout).whole)
+            num_asked += 1
         loop.call_soon_threadsafe(shutdown.ask)
 
     handlers = {signal.SIGTERM: ask, signal.SIGINT: ask}

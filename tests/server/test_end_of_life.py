@@ -1,5 +1,6 @@
 """A signal ends the process in time, whatever its threads, its step and its event loop do."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from legato.server import shutdown
 from legato.server.shutdown import LEAST_S, Schedule
 
 HUNG_S = 60
@@ -134,6 +136,30 @@ def test_a_hangup_drains_however_often_it_comes() -> None:
             assert httpx.get(f"{url}/ready").status_code == 503
             assert "\n".join(lines).rstrip().endswith("[DONE]")
         assert process.wait(SLOW_S) == 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "limits"),
+    [
+        ([signal.SIGTERM] * 5, [30.0, LEAST_S]),
+        ([signal.SIGHUP] * 3, [30.0]),
+        ([signal.SIGHUP, signal.SIGTERM, signal.SIGHUP, signal.SIGINT], [30.0, LEAST_S]),
+    ],
+)
+def test_further_signals_do_not_put_the_end_off(
+    sent: list[signal.Signals], limits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor may repeat itself, and somebody may hold Ctrl-C down."""
+    asked: list[float] = []
+    monkeypatch.setattr(shutdown, "_exit_after", asked.append)
+
+    async def main() -> None:
+        with shutdown.signals(shutdown.Shutdown(), 30.0):
+            for kind in sent:
+                signal.raise_signal(kind)
+
+    asyncio.run(main())
+    assert asked == limits
 
 
 @pytest.mark.parametrize("timeout", [0.0, 0.3, 1.0, 3.0, 30.0, 600.0])

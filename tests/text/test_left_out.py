@@ -290,5 +290,6 @@ def test_the_log_has_the_path_without_names_that_may_be_text(
     assert len(grammar.left_out) == 3
     (line,) = caplog.messages
     assert "it.properties[...].minLength, it.properties.city.minLength, it.properties.nnn" in line
-    assert "hunter2" not in line and "\n" not in line
+    assert "hunter2" not in line
+    assert "\n" not in line
     assert len(line) < 400

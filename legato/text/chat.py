@@ -148,11 +148,7 @@ class ChatTemplate:
         if tools and not self.takes_tools:
             raise RequestError("this model's chat template has no place for tools", param="tools")
         reading = self.reading
-        try:
-            given = [_with_origins(message) for message in readable(messages, reading)]
-            told = with_origin(list(tools), Origin.CLIENT) if tools else reading.no_tools
-        except RecursionError:
-            raise RequestError("messages or tools are nested too deeply", param="messages") from None
+        given, told = _given(messages, tools, reading)
         if tools and reading.tools_need_system and given[0]["role"] != "system":
             given.insert(0, _with_origins({"role": "system", "content": ""}))
         if continue_final_message:
@@ -188,6 +184,17 @@ class ChatTemplate:
 def _is_of_tools(message: object) -> bool:
     """Whether it is a call of a tool or a result."""
     return isinstance(message, dict) and bool(message.get("role") == "tool" or message.get("tool_calls"))
+
+
+def _given(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None, reading: Reading
+) -> tuple[list[Message], object]:
+    """Messages and tools in the form that the template reads, with texts that know who wrote them."""
+    try:
+        given = [_with_origins(message) for message in readable(messages, reading)]
+        return given, with_origin(list(tools), Origin.CLIENT) if tools else reading.no_tools
+    except RecursionError:
+        raise RequestError("messages or tools are nested too deeply", param="messages") from None
 
 
 def _with_origins(message: Message) -> Message:

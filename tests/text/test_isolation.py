@@ -1,5 +1,6 @@
 """Text of messages never becomes control tokens, and chats without such text keep their ids."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -394,15 +395,17 @@ def nested(depth: int) -> str:
 
 
 @pytest.mark.parametrize("depth", [300, 700, 900])
-def test_arguments_that_are_nested_deeply_are_rendered_or_refused(depth: int) -> None:
+@pytest.mark.parametrize("where", ["arguments", "tools"])
+def test_what_is_nested_deeply_is_rendered_or_refused(where: str, depth: int) -> None:
     template = ChatTemplate(QWEN, bos_token="", eos_token="")
-    call = {"function": {"name": "f", "arguments": nested(depth)}}
+    call = {"function": {"name": "f", "arguments": nested(depth) if where == "arguments" else "{}"}}
     messages: list[Message] = [*dialogue("x"), {"role": "assistant", "content": "", "tool_calls": [call]}]
+    tools = [json.loads(nested(depth))] if where == "tools" else None
     if depth == 300:
-        assert '{"a": ' * depth in template.render(messages)
+        assert '{"a": ' * depth in template.render(messages, tools=tools)
         return
     with pytest.raises(RequestError, match="nested too deeply") as refused:
-        template.render(messages)
+        template.render(messages, tools=tools)
     assert refused.value.param == "messages"
 
 

@@ -92,6 +92,12 @@ def tune(bench: Bench, *, max_steps: int, progress: Callable[[str], None] = lamb
     front = pareto(points)
     bend = knee([points[i] for i in front])
     whole = [trial for trial in found.trials if trial.setup.prefill_chunk == 0]
+    if not whole:
+        raise ConfigError(
+            f"max_steps is {max_steps}: they were used up after {len(found.trials)} trials, before any "
+            "without chunking; give more",
+            param="max_steps",
+        )
     return Tuning(
         bench=bench,
         num_arrivals=num_arrivals,

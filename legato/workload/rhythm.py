@@ -13,6 +13,9 @@ from itertools import accumulate
 from legato.errors import ConfigError
 from legato.workload.arrival import Arrival
 
+HIGHEST = 1e9
+"""Requests a second."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rhythm:
@@ -25,6 +28,8 @@ class Rhythm:
         for name in ("rate", "burstiness"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}", param=name)
+        if HIGHEST < self.rate < math.inf:
+            raise ConfigError(f"rate must be at most {HIGHEST:g} or inf, not {self.rate:g}", param="rate")
 
     def times(self, num: int, draw: random.Random) -> list[float]:
         """When `num` requests come, the first at 0.

@@ -90,6 +90,7 @@ def test_absurd_scenarios(groups: str, message: str, tmp_path: Path, monkeypatch
         (["--rate", "1", "--prompt", "1000000000000", "--output", "5"], "prompt must be at most 10,000,000"),
         (["--rate", "1", "--prompt", "5", "--output", "1" + "0" * 30], "output must be at most 10,000,000"),
         (["--rate", "0", "--prompt", "5", "--output", "5"], "rate must be above 0"),
+        (["--rate", "1e308", "--prompt", "5", "--output", "5"], "rate must be at most 1e+09 or inf"),
         (["--rate", "1e-320", "--prompt", "5", "--output", "5"], "at most 1e+12 are simulated"),
         (
             ["--rate", "inf", "--prompt", "5", "--output", "5", "--duration", "5"],
@@ -108,3 +109,15 @@ def test_absurd_scenarios(groups: str, message: str, tmp_path: Path, monkeypatch
 )
 def test_absurd_numbers(arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert message in refusal(monkeypatch, *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--scenario", "chat", "--time-scale", "0"]], ids=["plain", "at once"]
+)
+def test_too_few_steps_to_tune_with(arguments: list[str]) -> None:
+    """How many are needed shows only in the search, so this one begins."""
+    few = ["tune", "--tpot-target-ms", "100", "--cost", "gemma3-270m", "--max-steps", "1000", *arguments]
+    with pytest.raises(
+        ConfigError, match=r"^max_steps is 1000: they were used up after \d+ trials, before any"
+    ):
+        CliRunner().invoke(app, few, catch_exceptions=False)

@@ -5,6 +5,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from legato.errors import QueueFullError
 
 RETRY_AFTER_S = 1
+SMALL = 1 / 1024
+"""Share of `max_bytes` that each body may always have: a few connections that never end their bodies must not
+keep others out."""
 
 
 class BodyMemory:
@@ -25,7 +28,8 @@ class BodyMemory:
             new = len(message.get("body", b""))
             held += new
             self._held += new
-            if new and self._held > self._max_bytes and self._held > held:
+            is_small = held <= SMALL * self._max_bytes
+            if new and not is_small and self._held > self._max_bytes and self._held > held:
                 raise QueueFullError(
                     f"{self._held} bytes of request bodies are in work, at most {self._max_bytes} may be",
                     retry_after_s=RETRY_AFTER_S,

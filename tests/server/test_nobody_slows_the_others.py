@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import weakref
+from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
@@ -260,6 +261,30 @@ def test_bodies_that_are_held_are_limited_and_let_go_with_the_answer() -> None:
             assert (await post()).status_code == 200
 
     asyncio.run(main())
+
+
+def test_bodies_that_never_end_do_not_keep_small_ones_out() -> None:
+    small = {"prompt": "hi", "max_tokens": 1}
+    limit = 1024 * len(json.dumps(small).encode())
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b" " * (limit - 1)
+        await asyncio.Event().wait()
+
+    async def main() -> tuple[int, int]:
+        async with in_process(build_service(limits=Limits(all_body_bytes=limit))) as client:
+            held = asyncio.create_task(client.post("/v1/completions", content=endless()))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            answers = [
+                await client.post("/v1/completions", content=json.dumps(body).encode())
+                for body in (small, {**small, "user": "x" * 10})
+            ]
+            held.cancel()
+            await asyncio.wait([held])
+            return answers[0].status_code, answers[1].status_code
+
+    assert asyncio.run(main()) == (200, 429)
 
 
 def test_one_body_alone_may_be_larger_than_all_may_be_together() -> None:

@@ -31,7 +31,7 @@ POLL_S = 0.01
 PACE_OVER = 64
 """Requests that ended last, and not by an abort: how fast the queue moves is measured over these."""
 PACE_FROM = 8
-"""Of which there are so many at least before a wait is predicted from them."""
+"""A wait is predicted from at least this many of them."""
 MAX_RETRY_S = 600
 FED_AT_ONCE = 64
 """Events that streams get in one turn of the event loop."""
@@ -118,7 +118,7 @@ class AsyncEngine:
         """When the last prompts got their first tokens, and how many tokens they had, while others waited."""
         self._loop = EngineLoop(engine, self._deliver)
         self._events: deque[Event] = deque()
-        """That no stream has got yet."""
+        """Events that no stream has received yet."""
         self._streams: dict[RequestId, Stream] = {}
         self._leaving: set[RequestId] = set()
         """Whose streams are gone and whose last events have not come: until then their ids are theirs."""

@@ -33,7 +33,7 @@ COST_CHOICES = ("device", "dtype", "attention", "weights")
 EXAMPLE_CONTEXT = 512
 """Tokens before each decode of the step that the start tells of."""
 TOKENS_PER_REQUEST = 1024
-"""The default KV cache has room for so many tokens of each request that runs, or for one of full length."""
+"""The default KV cache has room for this many tokens of each running request, or for one of full length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,14 +118,14 @@ def check_files(
 
 
 def known_sha256(path: Path) -> str | None:
-    """The SHA-256 that a file should have, where whoever put it there noted it."""
+    """The SHA-256 that a file should have, if its name or a note of the hub's tools tells it."""
     named = _SHA256.fullmatch(path.resolve().name)
     if named is not None:
         return named[1]
     note = path.parent / _HUB_NOTES / f"{path.name}.metadata"
     try:
         _, etag, noted = note.read_text().split()
-        # Whoever changed the file later meant it.
+        # A file that is newer than its note was changed on purpose.
         is_current = path.stat().st_mtime <= float(noted) + _TIME_TO_NOTE_S
     except (OSError, ValueError):
         return None

@@ -94,7 +94,7 @@ def resolve(model: str, *, cache_dir: Path) -> ModelFiles:
 
 
 def find_files(model: str, *, cache_dir: Path, progress: Callable[[str], None]) -> ModelFiles:
-    """`resolve`, told of."""
+    """The same as `resolve`; reports to `progress` first."""
     progress(f"finding {model}")
     return resolve(model, cache_dir=cache_dir)
 

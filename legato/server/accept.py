@@ -59,7 +59,7 @@ def _num_open() -> int:
 
 
 class Acceptor:
-    """Accepts from a listening socket for as long as there is room. Has what uvicorn asks of a server."""
+    """Accepts from a listening socket while there is room. Has the methods that uvicorn calls on a server."""
 
     def __init__(
         self,
@@ -92,14 +92,14 @@ class Acceptor:
             self._pause.cancel()
 
     async def wait_closed(self) -> None:
-        """Nothing to wait for: connections are the protocols' business."""
+        """Return at once: uvicorn itself waits for the connections."""
 
     def _resume(self) -> None:
         self._pause = None
         self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
-        """Somebody waits to be accepted."""
+        """Accept some of the connections that wait."""
         if not self._has_room:
             closed = self._make_room()
             idle = f"; {closed} idle ones are closed" if closed else ""

@@ -28,7 +28,7 @@ from legato.server.sse import DONE, KEEP_ALIVE, EventStream, Silence, events_wit
 Json = dict[str, object]
 
 SIZE_OF_TOKEN = 16
-"""To put a token with its log-probabilities into words takes as long as to tokenize so many characters."""
+"""Writing a token with its log-probabilities takes as long as tokenizing this many characters."""
 
 
 class Wording(Protocol):

@@ -73,7 +73,7 @@ def parsed(raw: bytes) -> object:
 
 
 def _refuse_lone_surrogates(data: object) -> None:
-    """Half of a pair of surrogates is JSON, but no text: nothing behind this point need reckon with it."""
+    """Half of a pair of surrogates is JSON, but not text. Refused here, no later code has to handle it."""
     left: list[tuple[_Place | None, object]] = [(None, data)]
     while left:
         place, value = left.pop()

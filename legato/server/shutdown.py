@@ -21,7 +21,7 @@ LEAST_S = 1.0
 
 
 class Shutdown:
-    """The wish to stop. Asked once: let running replies finish. Asked again: at once."""
+    """A request to stop. Asked once: let running replies finish. Asked again: stop at once."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -37,7 +37,7 @@ class Shutdown:
 
 
 class Schedule:
-    """Which part of an end may take how long, in seconds, for a `timeout` from the wish to the exit."""
+    """Which part of an end may take how long, in seconds, for a `timeout` from the request to the exit."""
 
     def __init__(self, timeout: float) -> None:
         self.whole = max(timeout, LEAST_S)

@@ -159,8 +159,8 @@ class _Calls:
         return self.write([self.question, called, returned], [_TOOL])
 
     def read_tools(self, system: Message | None) -> bool | None:
-        """Whether it writes tools only beside a system message; None if never. True to the benefit of the
-        doubt if it raises an exception in all probes."""
+        """Whether it writes tools only beside a system message; None if never. False as well if it raises
+        an exception in all probes: then it may write them."""
         without = self.write([self.question], self.no_tools)
         given = self.write([self.question], [_TOOL])
         if given is not None and given != without:

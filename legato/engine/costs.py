@@ -17,6 +17,8 @@ from legato.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+DISTURBED_ERROR = 0.3
+"""A calibration whose p90 error is larger is used, and not kept: on a quiet machine it is below 0.1."""
 MAX_SECONDS = 8.0
 """Of a calibration, about; most need less."""
 
@@ -34,7 +36,8 @@ def step_costs(
 ) -> CostFile:
     """What steps cost here. Kept for each model file, machine and set of `choices`; `anew` measures anyway.
 
-    The KV cache must be unused. A file that cannot be read or written is told of and costs only time.
+    The KV cache must be unused. A file that cannot be read or written is told of and costs only time. What
+    other programs disturbed is not kept.
     """
     measured_on = {"machine": _machine(), "legato": __version__, **choices}
     path = cache_dir / "costs" / f"{_key(source, config, measured_on)}.json"
@@ -53,6 +56,14 @@ def step_costs(
         num_blocks=runner.num_blocks,
         samples=tuple(Sample(**shape._asdict(), seconds=seconds) for shape, seconds in samples),
     )
+    error = costs.cost_model().error(0.9)
+    if error > DISTURBED_ERROR:
+        logger.warning(
+            "what steps cost was measured while other programs ran: one in ten steps is off by %.0f %% or more; "
+            "it is not kept, the next start measures anew",
+            100 * error,
+        )
+        return costs
     try:
         write_cost_file(path, costs)
     except ConfigError as error:

@@ -160,3 +160,18 @@ def test_no_change_of_a_number_is_overlooked(
         pass
     else:
         assert read.model_copy(update={"sha256": None}) == whole
+
+
+def test_costs_that_others_disturbed_are_used_once_and_not_kept(
+    measure: Callable[[], tuple[CostFile, int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Steps of one shape that take between one and four times as long say little of it."""
+    disturbed = tuple((shape, seconds * factor) for factor in (1, 4, 2, 3) for shape, seconds in MEASURED)
+    monkeypatch.setattr(costs_module, "calibrate", lambda *_, **__: disturbed)
+    costs, _ = measure()
+    assert len(costs.samples) == len(disturbed)
+    assert not (tmp_path / "cache" / "costs").exists()
+    assert "the next start measures anew" in caplog.text

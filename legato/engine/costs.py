@@ -59,8 +59,8 @@ def step_costs(
     error = costs.cost_model().error(0.9)
     if error > DISTURBED_ERROR:
         logger.warning(
-            "what steps cost was measured while other programs ran: one in ten steps is off by %.0f %% or more; "
-            "it is not kept, the next start measures anew",
+            "what steps cost was measured while other programs ran: one in ten steps is off by %.0f %% or "
+            "more; it is not kept, the next start measures anew",
             100 * error,
         )
         return costs

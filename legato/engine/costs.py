@@ -56,12 +56,12 @@ def step_costs(
         num_blocks=runner.num_blocks,
         samples=tuple(Sample(**shape._asdict(), seconds=seconds) for shape, seconds in samples),
     )
-    error = costs.cost_model().error(0.9)
-    if error > DISTURBED_ERROR:
+    p90 = costs.cost_model().error(0.9)
+    if p90 > DISTURBED_ERROR:
         logger.warning(
             "what steps cost was measured while other programs ran: one in ten steps is off by %.0f %% or "
             "more; it is not kept, the next start measures anew",
-            100 * error,
+            100 * p90,
         )
         return costs
     try:

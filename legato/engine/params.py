@@ -58,7 +58,12 @@ class SamplingParams(BaseModel, metaclass=_Checked):
     """How the tokens of a reply are chosen, and when it ends."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True, allow_inf_nan=False
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        arbitrary_types_allowed=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
     )
 
     max_tokens: int = 16

@@ -65,6 +65,8 @@ def test_the_settings_by_name() -> None:
             "max_waiting",
             "max_waiting_tokens",
             "max_body_size",
+            "max_wait",
+            "max_body_memory",
             "max_n",
             "max_prompts",
             "max_logprobs",

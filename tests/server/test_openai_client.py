@@ -125,7 +125,7 @@ def test_chat_logprobs_can_be_read(start_server: StartServer, connect: Connect) 
 @pytest.mark.parametrize(
     ("error", "body"),
     [
-        (openai.BadRequestError, {"max_tokens": 999_999}),
+        (openai.BadRequestError, {"max_tokens": -2}),
         (openai.BadRequestError, {"temperature": -1}),
         (openai.NotFoundError, {"model": "no-such-model"}),
     ],

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from server_rig import ScriptedRunner, ask, build_service, events_of, failing_at, json_bytes, spelled
 
+from legato.text.chat import ChatTemplate
+
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BODIES: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "hi", "stream": True},
@@ -138,13 +140,13 @@ def test_a_02_bytes_that_are_no_text_become_the_same_text_in_both_modes(path: st
 
 
 def test_a_bug_of_ours_is_logged_and_tells_the_client_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken:
+    class Broken(ChatTemplate):
         def render(self, *_: object, **__: object) -> str:
             raise ZeroDivisionError("secret")
 
     for streamed in (True, False):
         body = {**BODIES[CHAT], "stream": streamed}
-        answer = ask(CHAT, body, service=build_service(chat_template=Broken()))
+        answer = ask(CHAT, body, service=build_service(chat_template=Broken("", bos_token="", eos_token="")))
         assert answer.status_code == 500
         assert answer.json()["error"]["message"] == "internal server error"
     assert caplog.text.count("ZeroDivisionError: secret") == 2

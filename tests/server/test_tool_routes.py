@@ -501,8 +501,11 @@ def test_what_tells_calls_from_json_is_made_outside_of_the_event_loop(
     monkeypatch.setattr(Grammar, "_new_matcher", noted)
     schema = {"type": "object", "properties": {"only_here": {"type": "integer"}}}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    text = written("llama3_json", ("greet", ANN))
-    response = asked(tool_service(ScriptedRunner(spelled(text)), "llama3_json"), response_format=form)
+    # No other test asks for this function, so nothing of it is kept from before.
+    tools = [{"type": "function", "function": {"name": "asked_only_here", "parameters": PERSON}}]
+    text = written("llama3_json", ("asked_only_here", ANN))
+    service = tool_service(ScriptedRunner(spelled(text)), "llama3_json")
+    response = asked(service, response_format=form, tools=tools)
     assert choice_of(response)["finish_reason"] == "tool_calls"
     assert len(made_in) == 3  # of all replies, of calls alone, and of their text
     assert threading.current_thread().name not in made_in

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from legato.models.config_keys import refuse_unknown, rope_type
 from legato.models.spec import (
     Activation,
     Family,
@@ -20,6 +21,7 @@ from legato.models.spec import (
     RopeScaling,
     RopeSpec,
     YarnScaling,
+    longest_context,
 )
 from legato.text.json_object import JsonObject, read_json_object
 
@@ -49,6 +51,8 @@ _GEMMA3_DEFAULTS: Mapping[str, object] = {
     "head_dim": 256,
     "hidden_activation": "gelu_pytorch_tanh",
     "max_position_embeddings": 131_072,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
     "query_pre_attn_scalar": 256,
     "rope_local_base_freq": 10_000.0,
     "rope_theta": 1_000_000.0,
@@ -56,6 +60,19 @@ _GEMMA3_DEFAULTS: Mapping[str, object] = {
     "sliding_window_pattern": 6,
     "tie_word_embeddings": True,
 }
+
+
+# Read where they are there; they have no default in every family.
+_OPTIONAL = (
+    "layer_types",
+    "num_attention_heads",
+    "original_max_position_embeddings",
+    "partial_rotary_factor",
+    "rope_interleaved",
+    "rope_parameters",
+    "rope_scaling",
+    "use_bidirectional_attention",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +120,12 @@ def spec_from_config(keys: JsonObject) -> ModelSpec:
     if keys.has("architectures") and keys.get("architectures") != [model_type.architecture]:
         raise keys.error("architectures", f"[{model_type.architecture!r}] for model_type {name}")
     _refuse_quantized(keys)
+    defaults = {**_DEFAULTS, **model_type.defaults}
     if name == "gemma3":
+        refuse_unknown(keys, ())
         keys = _text_part(keys)
-    return _spec(keys.over({**_DEFAULTS, **model_type.defaults}), model_type.family)
+    refuse_unknown(keys, {*defaults, *_OPTIONAL})
+    return _spec(keys.over(defaults), model_type.family)
 
 
 def _refuse_quantized(keys: JsonObject) -> None:
@@ -114,14 +134,16 @@ def _refuse_quantized(keys: JsonObject) -> None:
 
 
 def _text_part(keys: JsonObject) -> JsonObject:
-    """The `text_config` of a model with vision, under the outer rule for tied embeddings."""
+    """The `text_config` of a model with vision. Its own flag for tied embeddings wins over the outer one."""
     if not keys.has("text_config"):
         raise keys.error("text_config", "an object")
     text = keys.section("text_config")
     text.over({"model_type": "gemma3_text"}).choice("model_type", ["gemma3_text"])
     _refuse_quantized(text)
-    tied = keys.get("tie_word_embeddings") if keys.has("tie_word_embeddings") else True
-    return replace(text, values={**text.values, "tie_word_embeddings": tied})
+    flag = "tie_word_embeddings"
+    if text.has(flag) or not keys.has(flag):
+        return text
+    return replace(text, values={**text.values, flag: keys.flag(flag)})
 
 
 def _spec(keys: JsonObject, family: Family) -> ModelSpec:
@@ -147,7 +169,7 @@ def _spec(keys: JsonObject, family: Family) -> ModelSpec:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         layers=layers,
-        max_position=_max_position(keys, rope),
+        max_position=longest_context(keys.integer("max_position_embeddings"), rope.scaling),
         norm_eps=keys.number("rms_norm_eps"),
         activation=_ACTIVATIONS[activation],
         qkv_bias=family == "qwen2" or obeys_attention_bias,
@@ -243,19 +265,14 @@ def _rope(parameters: JsonObject, keys: JsonObject, base_key: str) -> RopeSpec:
         base = parameters.number("rope_theta", above=1)
     else:
         base = keys.number(base_key, above=1)
-    type_key = "rope_type" if parameters.has("rope_type") else "type"
     scaling: RopeScaling | None = None
-    match parameters.get(type_key):
-        case None | "default":
-            pass
+    match rope_type(parameters):
         case "linear":
             scaling = LinearScaling(factor=parameters.number("factor"))
         case "llama3":
             scaling = _llama3(parameters, keys)
         case "yarn":
             scaling = _yarn(parameters, keys)
-        case _:
-            raise parameters.error(type_key, "default, linear, llama3, yarn")
     return RopeSpec(base=base, scaling=scaling)
 
 
@@ -303,11 +320,3 @@ def _original_max_position(parameters: JsonObject, keys: JsonObject) -> int:
         if holder.has(key):
             return holder.integer(key)
     return keys.integer("max_position_embeddings")
-
-
-def _max_position(keys: JsonObject, rope: RopeSpec) -> int:
-    """The longest context: Qwen's recipe for YaRN leaves the stated one, so the longer of the two holds."""
-    stated = keys.integer("max_position_embeddings")
-    if isinstance(rope.scaling, YarnScaling):
-        return max(stated, int(rope.scaling.factor * rope.scaling.original_max_position))
-    return stated

@@ -117,6 +117,8 @@ class Decoder:
             if not len(hidden):
                 return hidden.new_empty((0, self.spec.vocab_size), dtype=torch.float32)
             logits = self._lm_head(hidden).float()
+            if self.spec.logit_scale != 1.0:
+                logits = logits * self.spec.logit_scale
             cap = self.spec.logit_softcap
             return logits if cap is None else cap * torch.tanh(logits / cap)
 
@@ -127,13 +129,21 @@ def _take_layer(spec: ModelSpec, index: int, weights: Weights, ops: LayerOps) ->
     def take(name: str) -> Tensor:
         return weights.pop(f"layers.{index}.{name}")
 
-    def norm(name: str) -> Norm:
-        return Norm(take(name).float(), spec.norm_eps)
+    def norm(name: str, scale: float = 1.0) -> Norm:
+        return Norm(_scaled(take(name).float(), scale), spec.norm_eps)
 
     def joined(*names: str, bias: bool, before: Norm | None = None, after: After = None) -> Projection:
         matrix = _join([take(name) for name in names])
         biases = _join([take(f"{name}.bias") for name in names]) if bias else None
         return ops.projection(matrix, biases, before=before, after=after)
+
+    def into_residual(name: str, *, bias: bool, post_norm: str) -> Projection:
+        """What is added to the residual stream; `residual_scale` is part of its last factor."""
+        scale = spec.residual_scale
+        if spec.post_norms:
+            return joined(name, bias=bias, after=norm(post_norm, scale))
+        biases = _scaled(take(f"{name}.bias"), scale) if bias else None
+        return ops.projection(_scaled(take(name), scale), biases)
 
     qk_norm = None
     if spec.qk_norm:
@@ -146,12 +156,17 @@ def _take_layer(spec: ModelSpec, index: int, weights: Weights, ops: LayerOps) ->
         attention=AttentionParams(spec.attention_scale, layer.window, spec.attention_softcap),
         qkv=joined("q", "k", "v", bias=spec.qkv_bias, before=norm("attention_norm")),
         qk_norm=qk_norm,
-        o=joined("o", bias=spec.o_bias, after=norm("post_attention_norm") if spec.post_norms else None),
+        o=into_residual("o", bias=spec.o_bias, post_norm="post_attention_norm"),
         gate_up=joined("gate", "up", bias=spec.mlp_bias, before=norm("mlp_norm"), after=spec.activation),
-        down=joined("down", bias=spec.mlp_bias, after=norm("post_mlp_norm") if spec.post_norms else None),
+        down=into_residual("down", bias=spec.mlp_bias, post_norm="post_mlp_norm"),
     )
 
 
 def _join(parts: list[Tensor]) -> Tensor:
     """The parts' rows one after another; a lone part as it is, since copying it would be waste."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _scaled(tensor: Tensor, scale: float) -> Tensor:
+    """The tensor times `scale`; the same tensor where that changes nothing."""
+    return tensor if scale == 1.0 else tensor * scale

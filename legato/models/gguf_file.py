@@ -55,6 +55,8 @@ _NUMBERS: dict[int, np.dtype[np.generic]] = {
 class GgufTensor:
     """A tensor as it lies in the file."""
 
+    path: Path
+    """The file; of a split model, the part that holds it."""
     name: str
     kind: GGMLQuantizationType
     shape: tuple[int, ...]
@@ -244,7 +246,7 @@ def _read_tensors(cursor: _Cursor, num_tensors: int, metadata: dict[str, Value])
     if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
         cursor.fail(f"damaged: general.alignment is {alignment!r}, not a power of two")
     entries = [_read_tensor_entry(cursor, i, num_tensors) for i in range(num_tensors)]
-    data_start = -(-cursor.at // alignment) * alignment
+    data_start = _aligned(cursor.at, alignment)
     size = len(cursor.data)
     needed = max((data_start + offset + num_bytes for _, _, _, offset, num_bytes in entries), default=size)
     tensors: dict[str, GgufTensor] = {}
@@ -260,12 +262,44 @@ def _read_tensors(cursor: _Cursor, num_tensors: int, metadata: dict[str, Value])
                 f"the file has {size} bytes and needs {needed}"
             )
         data = np.frombuffer(cursor.data, np.uint8, num_bytes, start)
-        tensors[name] = GgufTensor(name=name, kind=kind, shape=shape, data=data)
-    # Many entries that share their bytes would make a small file a huge model.
-    total = sum(len(tensor.data) for tensor in tensors.values())
-    if total > size:
-        cursor.fail(f"damaged: its tensors overlap: they claim {total} bytes, the file has {size}")
+        tensors[name] = GgufTensor(path=cursor.path, name=name, kind=kind, shape=shape, data=data)
+    _check_layout(
+        cursor,
+        sorted((offset, num_bytes, name) for name, _, _, offset, num_bytes in entries),
+        data_start=data_start,
+        alignment=alignment,
+    )
     return tensors
+
+
+def _check_layout(
+    cursor: _Cursor, places: list[tuple[int, int, str]], *, data_start: int, alignment: int
+) -> None:
+    """Refuse a file whose tensors do not lie one after another, each padded to `alignment`, to its end.
+
+    Every writer lays them out so. Then no two tensors share bytes, and an entry that is missing or wrong leaves
+    a gap.
+    `places`: (offset, bytes, name) of each tensor, by offset.
+    """
+    end, before = 0, "the start of the data"
+    for offset, num_bytes, name in places:
+        if offset != _aligned(end, alignment):
+            problem = "overlap" if offset < end else "leave a gap"
+            cursor.fail(
+                f"damaged: its tensors {problem}: {_quote(name)} starts at {offset}, "
+                f"after {before} it must be {_aligned(end, alignment)}"
+            )
+        end, before = offset + num_bytes, f"{_quote(name)} at {offset} with {num_bytes} bytes"
+    size, most = len(cursor.data), data_start + _aligned(end, alignment)
+    if size > most:
+        cursor.fail(
+            f"damaged: {size - most} of its {size} bytes belong to no tensor: "
+            f"after {before} it must end at byte {most} or before (are entries missing?)"
+        )
+
+
+def _aligned(position: int, alignment: int) -> int:
+    return -(-position // alignment) * alignment
 
 
 def _read_tensor_entry(

@@ -13,8 +13,10 @@ from legato.models.config_json import spec_from_folder
 from legato.models.content import Receipts, check_files, receipts_in
 from legato.models.examine import ExaminedWeights, Weights, check_bytes
 from legato.models.gguf_file import GgufFile
-from legato.models.gguf_loader import GgufWeights, spec_from_gguf
-from legato.models.safetensors_loader import SafetensorsWeights
+from legato.models.gguf_loader import GgufWeights
+from legato.models.gguf_spec import spec_from_gguf
+from legato.models.gguf_split import open_gguf
+from legato.models.safetensors_loader import SafetensorsWeights, with_own_head
 from legato.models.source import ModelFiles
 from legato.models.spec import ModelSpec
 
@@ -75,7 +77,7 @@ def open_checked(
 def open_model(files: ModelFiles) -> OpenedModel:
     """Read what the model is made of, and check it; the weights stay on disk. Raises ModelError."""
     if files.kind == "gguf":
-        gguf = GgufFile(files.path)
+        gguf = open_gguf(files.path)
         return OpenedModel(name=files.name, spec=spec_from_gguf(gguf), source=gguf)
-    spec = spec_from_folder(files.path)
+    spec = with_own_head(files.path, spec_from_folder(files.path))
     return OpenedModel(name=files.name, spec=spec, source=files.path)

@@ -8,7 +8,7 @@ the peak is the loaded model and one tensor. It knows names and files, not what 
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +74,9 @@ class SafetensorsWeights(Mapping[str, Tensor]):
     def __init__(self, folder: Path, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device) -> None:
         """Tensors come as copies in `dtype` on `device`; norm gains are fp32 whatever `dtype` is.
 
-        Names, shapes and types of all are checked here, by the headers of the files. Where the embedding is
-        tied, an LM head in the files is ignored. Raises ModelError, naming file and tensor, for files that
-        are missing, damaged, or do not fit `spec`.
+        Names, shapes and types of all are checked here, by the headers of the files. Where `spec` ties the
+        embedding, an LM head in the files is ignored, for it is equal (`with_own_head`). Raises ModelError,
+        naming file and tensor, for files that are missing, damaged, or do not fit `spec`.
         """
         self._spec, self._dtype, self._device = spec, dtype, device
         stored = _survey(folder)
@@ -86,8 +86,6 @@ class SafetensorsWeights(Mapping[str, Tensor]):
         ignored = {name for name in ignored if _is_ignorable(name, spec, head)}
         self._stored = {name: tensor for name, tensor in stored.items() if name not in ignored}
         _check(folder, spec, self._published, self._stored)
-        if head in ignored:
-            _warn_if_not_tied(stored, head, f"{body}embed_tokens.weight")
         if ignored:
             _log.info(
                 "%s: %d tensors that change nothing are ignored, first %s",
@@ -238,18 +236,35 @@ def _converted(
     return tensor.to(device, dtype, copy=True)
 
 
-def _warn_if_not_tied(stored: dict[str, _Stored], head: str, embedding: str) -> None:
-    ours, theirs = stored[head], stored[embedding]
-    if ours.shape == theirs.shape and ours.dtype in _DTYPES:
-        with _opened(ours.path) as first, _opened(theirs.path) as second:
-            parts = [file.get_slice(name) for file, name in ((first, head), (second, embedding))]
-            # A few rows at a time, since they are the biggest tensors of all.
-            starts = range(0, ours.shape[0], ROWS_COMPARED)
-            pieces = ([part[i : i + ROWS_COMPARED].float() for part in parts] for i in starts)
-            if all(torch.equal(*pair) for pair in pieces):
-                return
-    message = "%s: %s differs from %s and is ignored, since the config ties them"
-    _log.warning(message, ours.path, head, embedding)
+def with_own_head(folder: Path, spec: ModelSpec) -> ModelSpec:
+    """`spec`, but not tied if the folder's files hold an LM head that differs from the embedding.
+
+    The files decide, not the flag in config.json: nobody stores a head of its own that is to be ignored. Raises
+    ModelError for files that are missing or damaged.
+    """
+    if not spec.tie_embeddings:
+        return spec
+    stored = _survey(folder)
+    body, head = _place(stored)
+    embedding = f"{body}embed_tokens.weight"
+    if head not in stored or embedding not in stored or _equal(stored, head, embedding):
+        return spec
+    message = "%s: %s differs from %s, so it is used, though config.json ties them"
+    _log.warning(message, stored[head].path, head, embedding)
+    return replace(spec, tie_embeddings=False)
+
+
+def _equal(stored: dict[str, _Stored], one: str, other: str) -> bool:
+    """Whether two tensors hold the same numbers."""
+    first, second = stored[one], stored[other]
+    if first.shape != second.shape or {first.dtype, second.dtype} - set(_DTYPES):
+        return False
+    with _opened(first.path) as file, _opened(second.path) as other_file:
+        parts = file.get_slice(one), other_file.get_slice(other)
+        # A few rows at a time, since they are the biggest tensors of all.
+        starts = range(0, first.shape[0], ROWS_COMPARED)
+        pieces = ([part[i : i + ROWS_COMPARED].float() for part in parts] for i in starts)
+        return all(torch.equal(*pair) for pair in pieces)
 
 
 def _shown(name: str) -> str:

@@ -7,12 +7,13 @@ that hold pickles (.bin, .pt, .pth) run code when they are read, so they are nei
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from legato.config.suggest import did_you_mean
 from legato.errors import ModelError
 from legato.models.packaged import PACKAGED_MODELS, PackagedModel, assemble, find_packaged
+from legato.models.split_name import first_part, split_name
 from legato.text.sampling_defaults import SamplingDefaults
 
 HUB_FILES = (
@@ -34,7 +35,6 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth")
 # Words joined by single dots or dashes: so never "..", "--" or a leading dot, as the hub itself demands.
 _NAME = r"[A-Za-z0-9_]+(?:[.-][A-Za-z0-9_]+)*"
 _HUB_ID = re.compile(rf"(?P<repo>{_NAME}/{_NAME})(?::(?P<file>(?:{_NAME}/)*{_NAME}\.gguf))?")
-_SPLIT_GGUF = re.compile(r".*-\d{5}-of-(?!00001)\d{5}\.gguf", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,8 @@ class ModelFiles:
     """What clients call the model unless the server is told another name."""
     kind: Literal["gguf", "folder"]
     path: Path
-    """The GGUF file, or the folder with config.json, tokenizer files and *.safetensors."""
+    """The GGUF file (of a split one the first part), or the folder with config.json, tokenizer files and
+    *.safetensors."""
     sampling: SamplingDefaults | None = None
     """What the makers want where a request is silent, if that is known besides the files."""
 
@@ -63,7 +64,7 @@ def locate(model: str) -> PackagedModel | Path | HubId:
 
     It is, in this order: the name of a packaged model; the path of a GGUF file, of a folder in Hugging Face
     form or of a folder with one GGUF file; a hub id `org/name`, or `org/name:FILE.gguf` for one GGUF file of
-    that repository.
+    that repository. Of a split GGUF file any part may be named.
     """
     packaged = find_packaged(model)
     if packaged is not None:
@@ -115,15 +116,14 @@ def _local(path: Path) -> ModelFiles:
 
 
 def _gguf(path: Path, *, name: str | None = None) -> ModelFiles:
-    if _SPLIT_GGUF.fullmatch(path.name):
-        raise ModelError(
-            f"{path}: a GGUF split into several files is not supported; merge it into one file first"
-        )
-    return ModelFiles(name=name or path.stem, kind="gguf", path=path)
+    split = split_name(path.name)
+    if split is None:
+        return ModelFiles(name=name or path.stem, kind="gguf", path=path)
+    return ModelFiles(name=name or split.base, kind="gguf", path=first_part(path.parent, split))
 
 
 def _folder(path: Path) -> ModelFiles:
-    """A folder that holds a model: config.json and safetensors, or else exactly one GGUF file."""
+    """A folder that holds a model: config.json and safetensors, or else one GGUF file or the parts of one."""
     try:
         files = sorted(entry.name for entry in path.iterdir() if entry.is_file())
     except OSError as error:
@@ -131,7 +131,9 @@ def _folder(path: Path) -> ModelFiles:
     if _has_safetensors(files):
         return ModelFiles(name=path.name, kind="folder", path=path)
     ggufs = [file for file in files if file.lower().endswith(".gguf")]
-    if len(ggufs) == 1:
+    # The parts of a split one count once.
+    models = {(split.base, split.count) if (split := split_name(file)) else file for file in ggufs}
+    if len(models) == 1:
         return _gguf(path / ggufs[0])
     if ggufs:
         raise ModelError(
@@ -151,14 +153,10 @@ def _has_safetensors(files: list[str]) -> bool:
 
 def _from_hub(repo: str, file: str | None) -> ModelFiles:
     # Imported here because only this road needs it: a server that starts from a path need not wait for it.
-    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub import snapshot_download
 
     if file is not None:
-        if _SPLIT_GGUF.fullmatch(file):
-            raise ModelError(
-                f"{repo}: {file} is split into several files, which is not supported; choose one file"
-            )
-        return _gguf(Path(_ask_hub(repo, lambda: hf_hub_download(repo, file))), name=f"{repo}:{file}")
+        return _gguf_from_hub(repo, file)
     folder = Path(
         _ask_hub(
             repo,
@@ -173,6 +171,21 @@ def _from_hub(repo: str, file: str | None) -> ModelFiles:
             f"never loaded, and one GGUF file is asked for as {repo}:FILE.gguf"
         )
     return ModelFiles(name=repo, kind="folder", path=folder)
+
+
+def _gguf_from_hub(repo: str, file: str) -> ModelFiles:
+    """One GGUF file of a repository; of a split one all parts, from one revision."""
+    from huggingface_hub import hf_hub_download, snapshot_download
+
+    split = split_name(file)
+    if split is None:
+        path = Path(_ask_hub(repo, lambda: hf_hub_download(repo, file)))
+    else:
+        parts = [str(PurePosixPath(file).with_name(part)) for part in split.parts]
+        path = Path(_ask_hub(repo, lambda: snapshot_download(repo, allow_patterns=parts)), file)
+        if not path.parent.is_dir():
+            raise ModelError(f"{repo}: the hub repository has no such file: {file}")
+    return _gguf(path, name=f"{repo}:{file}")
 
 
 def _ask_hub(repo: str, fetch: Callable[[], str]) -> str:

@@ -51,6 +51,16 @@ class FrequencyFactors:
 RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | FrequencyFactors
 
 
+def longest_context(stated: int, scaling: RopeScaling | None) -> int:
+    """Positions that the model can use: `stated`, or with YaRN `factor` times the original length.
+
+    Recipes for YaRN add the scaling to a file and leave the file's own length as it was.
+    """
+    if isinstance(scaling, YarnScaling):
+        return int(scaling.factor * scaling.original_max_position)
+    return stated
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
     """Rotary position embedding of one kind of layer; pairs are (i, i + head_dim / 2) (the NeoX order)."""
@@ -97,6 +107,10 @@ class ModelSpec:
     attention_scale: float
     """Multiplies q k^T."""
     attention_softcap: float | None = None
+    residual_scale: float = 1.0
+    """Multiplies what attention and the MLP add to the residual stream."""
+    logit_scale: float = 1.0
+    """Multiplies the logits, before `logit_softcap`."""
     logit_softcap: float | None = None
 
     @property

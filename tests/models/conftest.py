@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from legato.attention.base import AttentionBatch, LayerCache
 from legato.attention.reference import ReferenceAttention
-from legato.models.config_json import spec_from_folder
 from legato.models.decoder import Decoder
-from legato.models.safetensors_loader import SafetensorsWeights
+from legato.models.load import open_model
+from legato.models.source import resolve
 
 
 class PagedModel:
@@ -85,10 +85,11 @@ def paged_model() -> type[PagedModel]:
 
 @pytest.fixture(scope="session")
 def load_decoder() -> Callable[..., Decoder]:
-    def load(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
-        spec = spec_from_folder(folder)
-        weights = SafetensorsWeights(folder, spec, dtype=dtype, device=torch.device("cpu"))
-        return Decoder(spec, weights, attention=ReferenceAttention())
+    def load(path: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+        """The model in a folder or in a GGUF file."""
+        opened = open_model(resolve(str(path), cache_dir=path))
+        weights = opened.weights(dtype=dtype, device=torch.device("cpu"))
+        return Decoder(opened.spec, weights, attention=ReferenceAttention())
 
     return load
 

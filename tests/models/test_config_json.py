@@ -230,12 +230,15 @@ def test_gemma_scales_global_layers_only_and_every_sixth_layer_is_global():
     assert math.isclose(spec.embedding_scale, math.sqrt(2560))
 
 
-@pytest.mark.parametrize("inner", [{}, {"tie_word_embeddings": True}])
-def test_of_a_model_with_vision_the_outer_flag_ties_the_embedding(inner):
-    """F-06"""
-    config = {**GEMMA_3_4B, "text_config": {**GEMMA_3_4B["text_config"], **inner}}
-    assert read(config).tie_embeddings
-    assert not read({**config, "tie_word_embeddings": False}).tie_embeddings
+@pytest.mark.parametrize("outer", [None, True, False])
+@pytest.mark.parametrize("inner", [None, True, False])
+def test_of_a_model_with_vision_the_text_part_s_own_flag_ties_the_embedding(inner, outer):
+    """F-06, F-08: the flag nearest to the text model decides, then the outer one, then the class's default."""
+    flag = "tie_word_embeddings"
+    text = GEMMA_3_4B["text_config"] | ({} if inner is None else {flag: inner})
+    config = GEMMA_3_4B | {"text_config": text} | ({} if outer is None else {flag: outer})
+    stated = [value for value in (inner, outer) if value is not None]
+    assert read(config).tie_embeddings == (stated[0] if stated else True)
 
 
 def test_listed_layer_types_win_over_the_pattern():
@@ -257,6 +260,9 @@ def test_scaled_ropes_are_read_in_full():
 
 def test_yarn_makes_the_context_longer_and_other_scalings_keep_the_stated_one():
     assert read(QWEN_2_5_7B_WITH_YARN).max_position == 4 * 32768
+    longer = {**QWEN_2_5_7B_WITH_YARN, "max_position_embeddings": 10**6}
+    assert read(longer).max_position == 4 * 32768
+    assert read(QWEN_2_5_7B_WITH_YARN | {"rope_scaling": None}).max_position == 32768
     assert read(LLAMA_3_1_8B).max_position == 131072
 
 
@@ -327,6 +333,23 @@ REFUSED = {
     ),
     "interleaved rope": ({**LLAMA_3_1_8B, "rope_interleaved": True}, ["rope_interleaved is True", "false"]),
     "rope is no object": ({**LLAMA_3_1_8B, "rope_scaling": 8}, ["rope_scaling is 8", "an object"]),
+    "unknown rope, new key": (with_rope(rope_type="foo"), ["rope_scaling.rope_type is 'foo'", "llama3"]),
+    "unknown rope, older key": (
+        {**LLAMA_3_1_8B, "rope_scaling": {"type": "foo", "factor": 2.0}},
+        ["rope_scaling.type is 'foo'", "default, linear, llama3, yarn"],
+    ),
+    "scaling without a type": (
+        {**LLAMA_3_1_8B, "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 8192}},
+        ["rope_scaling.factor is 4.0", "absent for rope type default"],
+    ),
+    "a parameter of another rope": (
+        {**QWEN_3_4B, "rope_scaling": {"rope_type": "linear", "factor": 2.0, "beta_fast": 32}},
+        ["rope_scaling.beta_fast is 32", "absent for rope type linear"],
+    ),
+    "rope over images": (
+        {**QWEN_3_4B, "rope_scaling": {"rope_type": "default", "mrope_section": [16, 24, 24]}},
+        ["rope_scaling.mrope_section is [16, 24, 24]"],
+    ),
     "no factor": (with_rope(factor=None), ["rope_scaling.factor is None"]),
     "negative factor": (with_rope(factor=-8.0), ["rope_scaling.factor is -8.0"]),
     "bands crossed": (with_rope(low_freq_factor=4.0), ["high_freq_factor is 4.0", "above low_freq_factor"]),
@@ -362,6 +385,102 @@ REFUSED = {
         ["text_config.hidden_size is 0"],
     ),
 }
+
+
+CHANGES_THE_COMPUTATION = {
+    "attention_chunk_size": 8192,
+    "attention_multiplier": 0.0078125,
+    "attn_logit_softcapping": 50.0,
+    "clip_qkv": 8.0,
+    "dual_chunk_attention_config": {"chunk_size": 262144},
+    "embedding_multiplier": 12.0,
+    "final_logit_softcapping": 30.0,
+    "kv_lora_rank": 512,
+    "logit_scale": 0.0625,
+    "logits_scaling": 8.0,
+    "no_rope_layers": [1, 1, 1, 0],
+    "num_experts": 64,
+    "num_local_experts": 8,
+    "query_pre_attn_scalar": 144,
+    "residual_multiplier": 0.22,
+    "scale_depth": 1.4,
+    "scale_emb": 12,
+    "sliding_window": 4096,
+    "use_qk_norm": True,
+    "use_parallel_residual": True,
+}
+
+
+@pytest.mark.parametrize("key", CHANGES_THE_COMPUTATION)
+def test_a_key_of_other_families_that_changes_what_is_computed_is_refused_by_name(key):
+    """F-14: each is obeyed in the family that has it; in a Llama it would be ignored."""
+    value = CHANGES_THE_COMPUTATION[key]
+    with pytest.raises(ModelError) as caught:
+        read({**LLAMA_3_1_8B, key: value})
+    assert f"{key} is {value!r}" in caught.value.message
+    for neutral in (None, False, 0, [], {}, 1.0):
+        assert read({**LLAMA_3_1_8B, key: neutral}) == read(LLAMA_3_1_8B)
+
+
+@pytest.mark.parametrize(
+    "key", ["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"]
+)
+def test_gemma_obeys_its_scale_and_caps_wherever_they_stand(key):
+    """F-14: in the text part as in a model of text only; beside the text part it is refused."""
+    fields = {
+        "attn_logit_softcapping": lambda spec: spec.attention_softcap,
+        "final_logit_softcapping": lambda spec: spec.logit_softcap,
+        "query_pre_attn_scalar": lambda spec: spec.attention_scale**-2,
+    }
+    nested = {**GEMMA_3_4B, "text_config": {**GEMMA_3_4B["text_config"], key: 144.0}}
+    for config in ({**GEMMA_3_1B, key: 144.0}, nested):
+        assert fields[key](read(config)) == pytest.approx(144)
+    with pytest.raises(ModelError, match=key):
+        read({**GEMMA_3_4B, key: 144.0})
+
+
+def test_keys_that_only_training_and_other_programs_read_are_no_fault():
+    beside = {
+        "_attn_implementation": "sdpa",
+        "_flash_attn_2_enabled": True,
+        "_name_or_path": "meta-llama/Llama-3.1-8B",
+        "attention_dropout": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+        "attn_implementation": "flash_attention_2",
+        "bos_token_id": 128000,
+        "cache_implementation": "hybrid",
+        "initializer_range": 0.02,
+        "is_llama_config": True,
+        "max_window_layers": 28,
+        "output_attentions": True,
+        "output_router_logits": True,
+        "pretraining_tp": 2,
+        "quantization": None,
+        "sliding_window": None,
+        "task_specific_params": {"a": 1},
+        "temperature": 0.7,
+        "torch_dtype": "bfloat16",
+        "transformers.js_config": {"dtype": "q4"},
+        "unsloth_version": "2026.1",
+        "use_cache": True,
+        "use_flash_attn": True,
+        "use_mrope": False,
+        "use_sliding_window": False,
+    }
+    assert read({**QWEN_3_4B, **beside}) == read(QWEN_3_4B)
+
+
+@pytest.mark.parametrize("key", ["type", "rope_type"])
+@pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
+def test_both_spellings_of_the_rope_type_mean_the_same_in_both_places(key, place):
+    """F-21"""
+    yarn = {key: "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    config = {**QWEN_3_4B, "rope_scaling": None, place: yarn}
+    spec = read(config)
+    assert spec.layers[0].rope.scaling == YarnScaling(
+        factor=4.0, original_max_position=32768, attention_factor=0.1 * math.log(4) + 1
+    )
+    assert spec.max_position == 131072
 
 
 @pytest.mark.parametrize(("config", "words"), REFUSED.values(), ids=REFUSED)

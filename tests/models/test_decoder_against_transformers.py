@@ -3,10 +3,14 @@
 Every family, whole and in chunks through scattered blocks: the logits of all positions must agree.
 """
 
+import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from tiny_gguf import convert, write_gguf
+from transformers.models.gemma3 import modeling_gemma3
 
 SIZES = {
     "vocab_size": 101,
@@ -189,6 +193,199 @@ def test_gemma_with_scaled_global_layers_agrees_on_short_and_long_prompts(
     expected = expected_logits(model, tokens)
     assert_close(ours, expected)
     assert torch.equal(ours[-1].topk(5).indices, expected[-1].topk(5).indices)
+
+
+@pytest.mark.parametrize("inner", [None, True, False])
+@pytest.mark.parametrize("outer", [None, True, False])
+def test_a_head_of_its_own_is_used_whatever_flags_at_either_level_of_the_config_say(
+    inner, outer, published_model, load_decoder, paged_model, tmp_path
+):
+    """F-08: a model with vision whose files hold a trained head; ten prompts."""
+    text = {**GEMMA, "num_hidden_layers": 2, "final_logit_softcapping": None}
+    untied = {"text_config": {**text, "tie_word_embeddings": False}, "tie_word_embeddings": False}
+    model = published_model("Gemma3Config", {**untied, "vision_config": VISION})
+    assert model.lm_head.weight is not model.get_input_embeddings().weight
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for level, flag in ((config, outer), (config["text_config"], inner)):
+        level["tie_word_embeddings"] = flag
+        if flag is None:
+            del level["tie_word_embeddings"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    paged = paged_model(load_decoder(tmp_path))
+    for seed in range(10):
+        tokens = random_tokens(12, seed)
+        assert_close(paged.prefill(f"prompt {seed}", tokens, 5), expected_logits(model, tokens))
+
+
+@pytest.mark.parametrize("scalar", [144, 168])
+def test_gemma_scales_scores_by_its_own_scalar_and_not_by_the_head_size(
+    scalar, published_model, load_decoder, paged_model, tmp_path
+):
+    """F-14: heads of 128, as Gemma 3 27B."""
+    sizes = {**GEMMA, "head_dim": 128, "num_hidden_layers": 2, "query_pre_attn_scalar": scalar}
+    model = published_model("Gemma3TextConfig", sizes)
+    model.save_pretrained(tmp_path)
+    tokens = random_tokens(40, seed=8)
+    ours = paged_model(load_decoder(tmp_path)).prefill("a", tokens, 16)
+    assert_close(ours, expected_logits(model, tokens))
+
+
+@pytest.mark.parametrize("container", ["folder", "gguf"])
+def test_a_cap_on_scores_is_obeyed(
+    container, published_model, load_decoder, paged_model, tmp_path, monkeypatch
+):
+    """F-14: the published attention has the cap as an argument; the published model does not pass it on."""
+    cap = 1.5
+    model = published_model("Gemma3TextConfig", {**GEMMA, "attn_logit_softcapping": cap})
+    path = tmp_path if container == "folder" else tmp_path / "m.gguf"
+    if container == "folder":
+        model.save_pretrained(path)
+    else:
+        write_gguf(path, convert(model).but(metadata={"gemma3.attn_logit_softcapping": cap}))
+    tokens = random_tokens(40, seed=13)
+    plain = expected_logits(model, tokens)
+    monkeypatch.setattr(
+        modeling_gemma3,
+        "eager_attention_forward",
+        partial(modeling_gemma3.eager_attention_forward, softcap=cap),
+    )
+    expected = expected_logits(model, tokens)
+    assert not torch.allclose(plain, expected, rtol=1e-3)
+    assert_close(paged_model(load_decoder(path)).prefill("a", tokens, 16), expected)
+
+
+@pytest.mark.parametrize("length", [96, 192])
+@pytest.mark.parametrize("attention", [None, 1.0, 1.3])
+@pytest.mark.parametrize("container", ["folder", "gguf"])
+@pytest.mark.parametrize("config_class", ["LlamaConfig", "Qwen3Config"])
+def test_yarn_agrees_at_one_and_a_half_and_three_times_the_original_length(
+    config_class, container, attention, length, published_model, load_decoder, paged_model, tmp_path
+):
+    """F-21: folder and GGUF alike, with the attention factor that the file states or the one YaRN gives."""
+    rope = {**YARN_ROPE, "original_max_position_embeddings": 64, "beta_fast": 16.0, "beta_slow": 2.0}
+    if attention is not None:
+        rope["attention_factor"] = attention
+    model = published_model(
+        config_class,
+        {**SIZES, "max_position_embeddings": 64, "num_hidden_layers": 2, "rope_parameters": rope},
+    )
+    path = tmp_path if container == "folder" else tmp_path / "m.gguf"
+    if container == "folder":
+        model.save_pretrained(path)
+    else:
+        write_gguf(path, convert(model))
+    decoder = load_decoder(path)
+    assert decoder.spec.max_position == 4 * 64
+    tokens = random_tokens(length, seed=9)
+    assert_close(paged_model(decoder).prefill("a", tokens, 64), expected_logits(model, tokens))
+
+
+def times(factor, *names):
+    """A change of the published model: the parameters whose names end so, multiplied."""
+
+    def change(model):
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if name.endswith(names):
+                    weight *= factor
+
+    return change
+
+
+def scaled_scores(scale):
+    def change(model):
+        for layer in model.model.layers:
+            layer.self_attn.scaling = scale
+
+    return change
+
+
+def capped_logits(cap):
+    def change(model):
+        model.config.final_logit_softcapping = cap
+
+    return change
+
+
+INTO_RESIDUAL = ("o_proj.weight", "o_proj.bias", "down_proj.weight", "down_proj.bias")
+POST_NORMS = ("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")
+UNCAPPED_GEMMA = {**GEMMA, "num_hidden_layers": 2, "final_logit_softcapping": None}
+BIASES = {**SIZES, "attention_bias": True, "mlp_bias": True}
+GGUF_KEYS = {
+    "attention.scale": ("LlamaConfig", SIZES, "attention.scale", 0.1, scaled_scores(0.1)),
+    "attention.scale of Gemma": ("Gemma3TextConfig", GEMMA, "attention.scale", 0.3, scaled_scores(0.3)),
+    "attention.scale of 0 is none": ("LlamaConfig", SIZES, "attention.scale", 0.0, None),
+    "logit_scale": ("LlamaConfig", SIZES, "logit_scale", 0.25, times(0.25, "lm_head.weight")),
+    "embedding_scale": ("Qwen2Config", SIZES, "embedding_scale", 3.0, times(3.0, "embed_tokens.weight")),
+    "residual_scale": ("LlamaConfig", BIASES, "residual_scale", 0.22, times(0.22, *INTO_RESIDUAL)),
+    "final_logit_softcapping": (
+        "Gemma3TextConfig",
+        UNCAPPED_GEMMA,
+        "final_logit_softcapping",
+        2.0,
+        capped_logits(2.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GGUF_KEYS)
+def test_a_gguf_key_that_changes_the_computation_is_obeyed(
+    name, published_model, load_decoder, paged_model, tmp_path
+):
+    """F-14: the published model is changed in the same way, and the logits of both agree."""
+    config_class, arguments, key, value, change = GGUF_KEYS[name]
+    model = published_model(config_class, arguments)
+    contents = convert(model)
+    tokens = random_tokens(40, seed=10)
+    plain = expected_logits(model, tokens)
+    if change is not None:
+        change(model)
+    write_gguf(tmp_path / "m.gguf", contents.but(metadata={f"{contents.architecture}.{key}": value}))
+    expected = expected_logits(model, tokens)
+    ours = paged_model(load_decoder(tmp_path / "m.gguf")).prefill("a", tokens, 16)
+    assert_close(ours, expected)
+    assert torch.allclose(plain, expected, rtol=1e-3) == (change is None)
+
+
+def test_a_residual_scale_is_obeyed_behind_gemma_s_norms_too(
+    published_model, load_decoder, paged_model, tmp_path
+):
+    """F-14: the scale applies after the norm. GGUF's gains hold the 1 that Gemma's files leave out."""
+    model = published_model("Gemma3TextConfig", GEMMA)
+    contents = convert(model).but(metadata={"gemma3.residual_scale": 0.5})
+    write_gguf(tmp_path / "m.gguf", contents)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith(POST_NORMS):
+                weight.copy_((1 + weight) * 0.5 - 1)
+    tokens = random_tokens(40, seed=11)
+    ours = paged_model(load_decoder(tmp_path / "m.gguf")).prefill("a", tokens, 16)
+    assert_close(ours, expected_logits(model, tokens))
+
+
+@pytest.mark.parametrize("period", [None, 2])
+def test_a_sliding_window_in_a_gguf_file_is_obeyed_in_every_architecture(
+    period, published_model, load_decoder, paged_model, tmp_path
+):
+    """F-14: in all layers, as in Mistral, or in those that a list names, as in Qwen."""
+    layers = SIZES["num_hidden_layers"]
+    if period is None:
+        model = published_model("MistralConfig", {**SIZES, "sliding_window": 7})
+        pattern = {}
+    else:
+        slides = [(i + 1) % period != 0 for i in range(layers)]
+        types = ["sliding_attention" if slide else "full_attention" for slide in slides]
+        window = {"use_sliding_window": True, "sliding_window": 7, "layer_types": types}
+        model = published_model("Qwen3Config", {**SIZES, **window})
+        pattern = {"attention.sliding_window_pattern": slides}
+    contents = convert(model)
+    keys = {f"{contents.architecture}.{key}": value for key, value in pattern.items()}
+    window_key = f"{contents.architecture}.attention.sliding_window"
+    write_gguf(tmp_path / "m.gguf", contents.but(metadata={**keys, window_key: 7}))
+    tokens = random_tokens(40, seed=12)
+    ours = paged_model(load_decoder(tmp_path / "m.gguf")).prefill("a", tokens, 16)
+    assert_close(ours, expected_logits(model, tokens))
 
 
 def generate(paged, prompts, chunk, count):

@@ -24,7 +24,8 @@ from transformers import PreTrainedModel
 from legato.errors import ModelError
 from legato.models.config_json import spec_from_folder
 from legato.models.gguf_file import GgufFile
-from legato.models.gguf_loader import PIECE_ELEMENTS, GgufWeights, spec_from_gguf
+from legato.models.gguf_loader import PIECE_ELEMENTS, GgufWeights
+from legato.models.gguf_spec import spec_from_gguf
 from legato.models.load import open_model
 from legato.models.rope import inverse_frequencies
 from legato.models.safetensors_loader import SafetensorsWeights

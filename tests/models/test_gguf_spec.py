@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from legato.errors import ModelError
 from legato.models.gguf_file import GgufFile
-from legato.models.gguf_loader import spec_from_gguf
+from legato.models.gguf_spec import spec_from_gguf
 from legato.models.spec import LinearScaling, ModelSpec, YarnScaling
 
 

@@ -9,7 +9,9 @@ from safetensors.torch import load_file, save_file
 
 from legato.errors import ModelError
 from legato.models.config_json import spec_from_folder
+from legato.models.load import open_model
 from legato.models.safetensors_loader import SafetensorsWeights
+from legato.models.source import ModelFiles
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -129,20 +131,55 @@ def test_the_text_part_of_a_model_with_vision_is_found_in_older_and_newer_layout
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("same", [True, False])
-def test_a_tied_model_ignores_the_head_in_its_file_and_warns_if_it_differs(
-    same, published_model, tmp_path, caplog
+def open_folder(folder):
+    return open_model(ModelFiles(name="m", kind="folder", path=folder))
+
+
+@pytest.mark.parametrize("stored", ["float32", "another type", "other numbers", "one other number"])
+@pytest.mark.parametrize("place", ["one file", "many files"])
+def test_a_head_in_the_files_is_used_if_it_differs_whatever_the_flag_says(
+    stored, place, published_model, tmp_path, caplog
 ):
-    """F-06"""
+    """F-06, F-08: an equal one is the embedding; one that differs in a single number is its own tensor."""
+    size = {"max_shard_size": 6_000} if place == "many files" else {}
+    published_model(*FAMILIES["llama"]).to(torch.bfloat16).save_pretrained(tmp_path, **size)
+    embed = "model.embed_tokens.weight"
+    path = tmp_path / "model.safetensors" if place == "one file" else shard_with(tmp_path, embed)
+    head = load_file(path)[embed].float()
+    if stored == "another type":
+        head = head.to(torch.float16)  # bfloat16 of this size fits
+        assert torch.equal(head.float(), load_file(path)[embed].float())
+    elif stored == "other numbers":
+        head = -head
+    elif stored == "one other number":
+        head[-1, -1] += 2**-8
+    if place == "one file":
+        edit(path, lambda tensors: tensors.update({"lm_head.weight": head}))
+    else:
+        index = tmp_path / "model.safetensors.index.json"
+        listed = json.loads(index.read_text())
+        listed["weight_map"]["lm_head.weight"] = "model-head.safetensors"
+        index.write_text(json.dumps(listed))
+        save_file({"lm_head.weight": head}, tmp_path / "model-head.safetensors")
+    with caplog.at_level(logging.INFO):
+        opened = open_folder(tmp_path)
+        weights = dict(opened.weights(dtype=torch.float32, device=CPU))
+    differs = "other" in stored and "another" not in stored
+    assert opened.spec.tie_embeddings == (not differs)
+    assert ("lm_head.weight differs from model.embed_tokens.weight, so it is used" in caplog.text) == differs
+    assert ("1 tensors that change nothing are ignored, first lm_head.weight" in caplog.text) != differs
+    if differs:
+        assert torch.equal(weights["lm_head"], head.float())
+    else:
+        assert "lm_head" not in weights
+
+
+def test_a_head_of_another_size_is_refused_and_not_ignored(published_model, tmp_path):
     published_model(*FAMILIES["llama"]).save_pretrained(tmp_path)
-
-    def add_head(tensors):
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + (0 if same else 1)
-
-    edit(tmp_path / "model.safetensors", add_head)
-    with caplog.at_level(logging.WARNING):
-        assert "lm_head" not in load(tmp_path)
-    assert ("lm_head.weight differs from model.embed_tokens.weight" in caplog.text) != same
+    head = torch.zeros(39, SIZES["hidden_size"])
+    edit(tmp_path / "model.safetensors", lambda tensors: tensors.update({"lm_head.weight": head}))
+    with pytest.raises(ModelError, match=r"lm_head.weight has shape \[39, 16\]"):
+        open_folder(tmp_path).weights(dtype=torch.float32, device=CPU)
 
 
 def test_an_untied_model_uses_the_head_in_its_file(single):

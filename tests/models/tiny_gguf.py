@@ -31,6 +31,11 @@ SIZES: dict[str, object] = {
     "max_position_embeddings": 4096,
 }
 """Of a tiny transformers model."""
+YARN_KEYS = {
+    "attention_factor": "yarn_attn_factor",
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +57,14 @@ class Contents:
         )
 
 
-def write_gguf(path: Path, contents: Contents, *, kind: GGMLQuantizationType | None = None) -> Path:
-    """Write the file; matrices are quantized to `kind` if it is given, vectors stay as they are."""
-    writer = gguf.GGUFWriter(path, contents.architecture)
+def write_gguf(
+    path: Path, contents: Contents, *, kind: GGMLQuantizationType | None = None, split: int = 0
+) -> Path:
+    """Write the file; matrices are quantized to `kind` if it is given, vectors stay as they are.
+
+    `split`: most tensors in one part of a split model, whose parts lie beside `path`.
+    """
+    writer = gguf.GGUFWriter(path, contents.architecture, split_max_tensors=split)
     for key, value in contents.metadata.items():
         match value:
             case bool():
@@ -103,7 +113,7 @@ def convert(model: PreTrainedModel) -> Contents:
             weight = weight[neighbour_order(heads, config.head_dim)]
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
-        tensors[gguf_name] = weight.float().numpy()
+        tensors[gguf_name] = weight.float().numpy().copy()  # the model may change later
     rope = config.rope_parameters
     metadata = _sizes(config, architecture) | _rope(rope.get("full_attention", rope), architecture)
     if rope.get("rope_type") == "llama3":
@@ -154,4 +164,7 @@ def _rope(rope: Mapping[str, object], architecture: str) -> Metadata:
         values |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
     if rope["rope_type"] == "yarn":
         values["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+        for key, name in YARN_KEYS.items():
+            if rope.get(key) is not None:
+                values[f"rope.scaling.{name}"] = rope[key]
     return {f"{architecture}.{key}": value for key, value in values.items()}

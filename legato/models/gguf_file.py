@@ -277,8 +277,8 @@ def _check_layout(
 ) -> None:
     """Refuse a file whose tensors do not lie one after another, each padded to `alignment`, to its end.
 
-    Every writer lays them out so. Then no two tensors share bytes, and an entry that is missing or wrong leaves
-    a gap.
+    Every writer lays them out so. Then no two tensors share bytes, and an entry that is missing or wrong
+    leaves a gap.
     `places`: (offset, bytes, name) of each tensor, by offset.
     """
     end, before = 0, "the start of the data"

@@ -19,6 +19,7 @@ from legato.models.gguf_split import open_gguf
 from legato.models.safetensors_loader import SafetensorsWeights, with_own_head
 from legato.models.source import ModelFiles
 from legato.models.spec import ModelSpec
+from legato.models.split_name import split_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +48,11 @@ class OpenedModel:
         )
         if not self.unknown:
             return weights
-        for path in self.unknown:
-            check_bytes(path, self.gguf)
+        if self.gguf is not None:
+            check_bytes(self.gguf.path, self.gguf)
+        else:
+            for path in self.unknown:
+                check_bytes(path, None)
         return ExaminedWeights(
             weights, self.source.path if isinstance(self.source, GgufFile) else self.source
         )
@@ -62,7 +66,10 @@ class OpenedModel:
 
 def weight_files(files: ModelFiles) -> list[Path]:
     """The files that hold a model's weights."""
-    return [files.path] if files.kind == "gguf" else sorted(files.path.glob("*.safetensors"))
+    if files.kind == "folder":
+        return sorted(files.path.glob("*.safetensors"))
+    split = split_name(files.path.name)
+    return [files.path] if split is None else [files.path.with_name(part) for part in split.parts]
 
 
 def open_checked(

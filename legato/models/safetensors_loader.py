@@ -239,8 +239,8 @@ def _converted(
 def with_own_head(folder: Path, spec: ModelSpec) -> ModelSpec:
     """`spec`, but not tied if the folder's files hold an LM head that differs from the embedding.
 
-    The files decide, not the flag in config.json: nobody stores a head of its own that is to be ignored. Raises
-    ModelError for files that are missing or damaged.
+    The files decide, not the flag in config.json: nobody stores a head of its own that is to be ignored.
+    Raises ModelError for files that are missing or damaged.
     """
     if not spec.tie_embeddings:
         return spec

@@ -233,7 +233,7 @@ def test_gemma_scales_global_layers_only_and_every_sixth_layer_is_global():
 @pytest.mark.parametrize("outer", [None, True, False])
 @pytest.mark.parametrize("inner", [None, True, False])
 def test_of_a_model_with_vision_the_text_part_s_own_flag_ties_the_embedding(inner, outer):
-    """F-06, F-08: the flag nearest to the text model decides, then the outer one, then the class's default."""
+    """F-06, F-08: the flag nearest to the text model decides, then the outer one, then the class's own."""
     flag = "tie_word_embeddings"
     text = GEMMA_3_4B["text_config"] | ({} if inner is None else {flag: inner})
     config = GEMMA_3_4B | {"text_config": text} | ({} if outer is None else {flag: outer})

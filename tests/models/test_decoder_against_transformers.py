@@ -29,6 +29,8 @@ GEMMA = {
     "query_pre_attn_scalar": 20,
     "final_logit_softcapping": 3.0,
 }
+GGUF_GEMMA = {**GEMMA, "query_pre_attn_scalar": SIZES["head_dim"]}
+"""A GGUF file has no key for the scalar: llama.cpp takes the size of the heads."""
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -237,7 +239,7 @@ def test_a_cap_on_scores_is_obeyed(
 ):
     """F-14: the published attention has the cap as an argument; the published model does not pass it on."""
     cap = 1.5
-    model = published_model("Gemma3TextConfig", {**GEMMA, "attn_logit_softcapping": cap})
+    model = published_model("Gemma3TextConfig", {**GGUF_GEMMA, "attn_logit_softcapping": cap})
     path = tmp_path if container == "folder" else tmp_path / "m.gguf"
     if container == "folder":
         model.save_pretrained(path)
@@ -310,7 +312,7 @@ def capped_logits(cap):
 
 INTO_RESIDUAL = ("o_proj.weight", "o_proj.bias", "down_proj.weight", "down_proj.bias")
 POST_NORMS = ("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")
-UNCAPPED_GEMMA = {**GEMMA, "num_hidden_layers": 2, "final_logit_softcapping": None}
+UNCAPPED_GEMMA = {**GGUF_GEMMA, "num_hidden_layers": 2, "final_logit_softcapping": None}
 BIASES = {**SIZES, "attention_bias": True, "mlp_bias": True}
 GGUF_KEYS = {
     "attention.scale": ("LlamaConfig", SIZES, "attention.scale", 0.1, scaled_scores(0.1)),
@@ -352,7 +354,7 @@ def test_a_residual_scale_is_obeyed_behind_gemma_s_norms_too(
     published_model, load_decoder, paged_model, tmp_path
 ):
     """F-14: the scale applies after the norm. GGUF's gains hold the 1 that Gemma's files leave out."""
-    model = published_model("Gemma3TextConfig", GEMMA)
+    model = published_model("Gemma3TextConfig", GGUF_GEMMA)
     contents = convert(model).but(metadata={"gemma3.residual_scale": 0.5})
     write_gguf(tmp_path / "m.gguf", contents)
     with torch.no_grad():

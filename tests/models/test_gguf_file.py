@@ -195,7 +195,7 @@ def test_what_is_no_gguf_says_what_it_is(tmp_path: Path, content: bytes, problem
     assert problem in failure(path)
 
 
-# Headers built by hand (F-02)
+# Headers built by hand (F-02, F-03)
 
 
 def text(value: bytes) -> bytes:
@@ -233,6 +233,18 @@ HOSTILE = {
         header([entry(name=b"t%d" % i, dims=(64,)) for i in range(99)]) + bytes(288),
         "its tensors overlap",
     ),
+    "a tensor that begins within another": (
+        header([entry(name=b"a", dims=(16,)), entry(name=b"b", offset=32)]) + bytes(96),
+        "its tensors overlap: 'b' starts at 32, after 'a' at 0 with 64 bytes it must be 64",
+    ),
+    "a gap between tensors": (
+        header([entry(name=b"a"), entry(name=b"b", offset=64)]) + bytes(128),
+        "its tensors leave a gap: 'b' starts at 64, after 'a' at 0 with 16 bytes it must be 32",
+    ),
+    "a gap before the first tensor": (header([entry(offset=32)]) + bytes(96), "leave a gap"),
+    "an entry that is missing": (header([entry()]) + bytes(128), "bytes belong to no tensor"),
+    "an offset that wraps around": (header([entry(offset=2**64 - 32)]) + bytes(64), "truncated: tensor 't'"),
+    "an offset of one less than the size": (header([entry(offset=63)]) + bytes(64), "not a multiple of 32"),
     "2**63 tensors": (b"GGUF" + struct.pack("<IQQ", 3, 2**63, 0) + bytes(64), "claims 9223372036854775808"),
     "2**63 fields": (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**63) + bytes(64), "claims 9223372036854775808"),
     "an empty key": (header(fields=[field(b"", UINT8, b"\x07")]) + bytes(8), "has no key"),
@@ -285,6 +297,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize(("content", "problem"), HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_file_is_one_short_error(tmp_path: Path, content: bytes, problem: str) -> None:
+    """F-02, F-03"""
     path = tmp_path / "f.gguf"
     path.write_bytes(content)
     assert problem in failure(path)

@@ -108,7 +108,7 @@ def test_one_gguf_file_of_a_repository_is_fetched_alone(hub: HubStandIn, tmp_pat
         ("org/gated", "org/gated: is gated"),
         ("org/gated:m.gguf", "org/gated: is gated"),
         ("org/ggufs:absent.gguf", "org/ggufs: the hub repository has no such file"),
-        ("org/ggufs:m-00001-of-00002.gguf", "split into several files"),
+        ("org/ggufs:m-00001-of-00002.gguf", "1 of the 2 parts of m are missing: m-00002-of-00002.gguf"),
         ("org/ggufs", "org/ggufs: the hub repository has no config.json with *.safetensors"),
         ("org/pickles", "pickled weights (.bin) are never loaded"),
     ],

@@ -226,7 +226,7 @@ def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path) -> None:
         (("config.json", "pytorch_model.bin"), "pickles only, which are never loaded"),
         (("consolidated.pth",), "pickles only, which are never loaded"),
         (("a.gguf", "b.gguf"), "holds 2 GGUF files"),
-        (("m-00001-of-00002.gguf",), "split into several files"),
+        (("m-00001-of-00002.gguf",), "1 of the 2 parts of m are missing: m-00002-of-00002.gguf"),
     ],
 )
 def test_a_folder_without_a_model_is_refused_with_what_is_expected(
@@ -238,9 +238,10 @@ def test_a_folder_without_a_model_is_refused_with_what_is_expected(
     assert str(folder) in message
 
 
-def test_a_split_gguf_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_split_gguf_with_missing_parts_is_refused_with_their_names(tmp_path: Path) -> None:
     name = "big-00002-of-00003.gguf"
-    assert name in error_of(lambda: resolve_path(fill(tmp_path, name) / name))
+    message = error_of(lambda: resolve_path(fill(tmp_path, name) / name))
+    assert "2 of the 3 parts of big are missing: big-00001-of-00003.gguf, big-00003-of-00003.gguf" in message
     alone = "small-00001-of-00001.gguf"
     assert resolve_path(fill(tmp_path, alone) / alone).kind == "gguf"
 

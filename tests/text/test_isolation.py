@@ -1,4 +1,4 @@
-"""Text of messages never becomes control tokens, and chats without such text keep their ids."""
+"""N-02: text of messages never becomes control tokens, and chats without such text keep their ids."""
 
 import json
 from collections.abc import Sequence

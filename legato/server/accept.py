@@ -111,9 +111,8 @@ class Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                if error.errno not in NO_DESCRIPTOR:
-                    raise
-                self._make_room()
+                if error.errno in NO_DESCRIPTOR:
+                    self._make_room()
                 self._wait(f"no connection can be accepted: {error.strerror}")
                 return
             connection.setblocking(False)

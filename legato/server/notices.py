@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 HEADER = "X-Legato-Notice"
 MAX_CHARS = 2000
-"""In one header. Clients and proxies limit the size of a response's head."""
+"""In one header, once it is escaped. Clients and proxies limit the size of a response's head."""
 
 
 def notice_headers(notices: Sequence[str]) -> dict[str, str]:
@@ -18,4 +18,5 @@ def notice_headers(notices: Sequence[str]) -> dict[str, str]:
     if not notices:
         return {}
     told = "; ".join(notices)[:MAX_CHARS]
-    return {HEADER: "".join(c if " " <= c <= "~" else c.encode("unicode_escape").decode() for c in told)}
+    escaped = "".join(c if " " <= c <= "~" else c.encode("unicode_escape").decode() for c in told)
+    return {HEADER: escaped[:MAX_CHARS]}

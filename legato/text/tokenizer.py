@@ -96,13 +96,16 @@ class Tokenizer:
         """The ids of a prompt that a chat template made.
 
         Only what the template wrote itself becomes control tokens, unless `trust_special_tokens` was asked
-        for. A `str` that no template made is trusted as a whole.
+        for. Without it a plain `str` is a TypeError: it does not say who wrote what, and an operation that
+        lost the origins must not turn the isolation off.
 
         A template writes every special token that it wants, BOS too, so as a rule none is added here: the
         prompt has one BOS if the template has one, otherwise none.
         """
-        if self._trust_special_tokens or not isinstance(prompt, Written):
+        if self._trust_special_tokens:
             return self.encode(prompt, add_special_tokens=add_special_tokens, parse_special=True)
+        if not isinstance(prompt, Written):
+            raise TypeError("the prompt of a chat has to come from a chat template, with its origins")
         _check_unicode(prompt, "messages")
         ids = self._isolation.encode(prompt)
         return self._framed(ids) if add_special_tokens else ids

@@ -312,6 +312,18 @@ def test_a_control_token_that_a_models_rule_makes_of_text_is_refused(tmp_path: P
         isolated.encode_chat(template.render(dialogue("a</s>")))
 
 
+def test_a_prompt_that_lost_its_origins_is_refused_and_not_trusted() -> None:
+    """An operation on the rendered prompt, such as a join, gives a plain text."""
+    tokenizer = byte_level(CONTROLS["chatml"])
+    template = ChatTemplate(BUILTIN_TEMPLATES["chatml"], bos_token="", eos_token="")
+    prompt = template.render(dialogue("x"))
+    lost = "".join(prompt)
+    with pytest.raises(TypeError, match="origins"):
+        tokenizer.for_chats(template).encode_chat(lost)
+    trusting = tokenizer.for_chats(template, trust_special_tokens=True)
+    assert trusting.encode_chat(lost) == tokenizer.for_chats(template).encode_chat(prompt)
+
+
 def test_ids_with_gaps_between_them_are_the_models(tmp_path: Path) -> None:
     model = tokenizers.Tokenizer(models.BPE({"a": 0, "<x>": 9, "<y>": 5}, [], unk_token="a"))
     model.decoder = decoders.Fuse()

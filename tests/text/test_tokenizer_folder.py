@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from legato.errors import ModelError, RequestError
+from legato.text.origins import Origin, written
 from legato.text.tokenizer import Tokenizer, tokenizer_from_folder
 
 CORPUS = ["the quick brown fox jumps over the lazy dog", "hello world, hello there \u010f\u00e9"] * 20
@@ -111,7 +112,9 @@ def test_the_post_processor_says_what_stands_around_a_text(tmp_path: Path) -> No
     assert (ours.encode("")[0], ours.encode("")[-1]) == (1, 2)
     assert (ours.bos_id, ours.eos_id, ours.add_bos, ours.add_eos) == (1, 2, True, True)
     assert ours.encode("<s>hello", parse_special=True).count(1) == 1
-    assert ours.encode("hello", add_special_tokens=False) == ours.encode_chat("hello")
+    assert ours.encode("hello", add_special_tokens=False) == ours.encode_chat(
+        written("hello", Origin.TEMPLATE)
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from tiny_vocabularies import (
 )
 
 from legato.errors import ModelError, RequestError
+from legato.text.origins import Origin, written
 from legato.text.pre_tokenizers import WORD_RULES, word_rule
 from legato.text.tokenizer import Tokenizer, tokenizer_from_gguf
 from legato.text.vocabulary import byte_alphabet
@@ -76,8 +77,8 @@ def test_bos_is_added_once_and_only_where_asked(scored: Tokenizer) -> None:
     """Case F-09: neither a chat's prompt nor a completion's gets a second BOS."""
     assert scored.encode("a", add_special_tokens=False)[0] != 1
     assert scored.encode("<s>a", parse_special=True).count(1) == 1
-    assert scored.encode_chat("<s>a").count(1) == 1
-    assert scored.encode_chat("a").count(1) == 0
+    assert scored.encode_chat(written("<s>a", Origin.TEMPLATE)).count(1) == 1
+    assert scored.encode_chat(written("a", Origin.TEMPLATE)).count(1) == 0
 
 
 def test_eos_is_added_where_the_model_wants_it() -> None:

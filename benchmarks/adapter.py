@@ -1,7 +1,8 @@
 """The least of an OpenAI server around a library that has none, so that `benchmarks.peers` can measure it.
 
-POST /v1/completions takes token ids, decodes greedily to `max_tokens` and streams token ids: what the client
-sends, and nothing more; it refuses the rest. It knows no library and no text.
+POST /v1/completions takes token ids, decodes greedily to `max_tokens` and streams token ids; POST /tokenize
+tells the ids of a text, as vLLM does. Both take what the client sends and refuse the rest. This file knows no
+library.
 """
 
 import json
@@ -24,6 +25,16 @@ class Body(BaseModel):
     temperature: Literal[0]
 
 
+class Text(BaseModel):
+    """The part of vLLM's POST /tokenize that an adapter obeys."""
+
+    prompt: str
+    add_special_tokens: bool
+
+
+Tokenize = Callable[[str, bool], list[int]]
+"""The ids of a text, with the model's special tokens or without."""
+
 Stream = Callable[[Body], AsyncIterator[list[int]]]
 """The tokens of one reply, step by step. A reader that leaves closes it."""
 
@@ -31,6 +42,7 @@ Stream = Callable[[Body], AsyncIterator[list[int]]]
 def application(
     version: str,
     stream: Stream,
+    tokenize: Tokenize,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None,
 ) -> FastAPI:
     app = FastAPI(lifespan=lifespan)
@@ -38,6 +50,10 @@ def application(
     @app.get("/version")
     async def tell_version() -> dict[str, str]:
         return {"version": f"{version} (adapter)"}
+
+    @app.post("/tokenize")
+    async def tell_ids(text: Text) -> dict[str, list[int]]:
+        return {"tokens": tokenize(text.prompt, text.add_special_tokens)}
 
     @app.post("/v1/completions")
     async def completions(body: Body) -> StreamingResponse:
@@ -47,11 +63,13 @@ def application(
 
 
 async def _events(stream: Stream, body: Body) -> AsyncIterator[bytes]:
-    """One event for each step, then the usage."""
+    """One event for each step, then the finish reason and the usage. A reply that fails ends without them."""
     count = 0
     async for tokens in stream(body):
         count += len(tokens)
         yield _event({"choices": [{"index": 0, "text": "", "token_ids": tokens, "finish_reason": None}]})
+    reason = "length" if count == body.max_tokens else "stop"
+    yield _event({"choices": [{"index": 0, "text": "", "token_ids": [], "finish_reason": reason}]})
     yield _event({"choices": [], "usage": {"prompt_tokens": len(body.prompt), "completion_tokens": count}})
     yield b"data: [DONE]\n\n"
 

@@ -20,7 +20,7 @@ import random
 import statistics
 from pathlib import Path
 
-from benchmarks.target import Load
+from benchmarks.target import Load, middle_ids
 from legato.config import EngineSettings, ModelSettings
 from legato.core.cost import quantile
 from legato.engine.build import build
@@ -81,8 +81,7 @@ def main() -> None:
         EngineSettings.model_validate({"tpot_target_ms": options.target_ms, "prefix_cache": False}),
         cache_dir=options.cache_dir,
     )
-    load = Load(built.engine, random.Random(0))
-    load.ids = range(1_000, built.spec.vocab_size - 1_000)
+    load = Load(built.engine, random.Random(0), middle_ids(built.spec.vocab_size))
     built.engine.observe(load)
     target = built.settings.tpot_target
     assert target is not None, "there is no gap to keep"

@@ -1,12 +1,11 @@
 """What is measured: the rate of reading prompts, the rate of decoding, and the stall behind a long prompt.
 
-Each measurement loads one server once and returns named numbers. Prompts are random token ids after the
-model's first token, new ones every time, so that no cache of prefixes can help.
+Each measurement loads one server once and returns named numbers. Prompts are new ones every time: see
+prompts.py.
 """
 
 import asyncio
 import math
-import random
 import statistics
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -14,20 +13,15 @@ from functools import partial
 
 import httpx
 
+from benchmarks.prompts import Prompts
 from benchmarks.streams import BenchmarkError, Reply, Server, read_reply, until_tokens
-
-FIRST_ID = 2
-"""The demo model's token for the start of a text."""
-
-IDS = range(1_000, 200_000)
-"""Ordinary tokens of the demo model's vocabulary."""
 
 SHORT_PROMPT, REPLY = 64, 128
 STREAMS, SETTLED, LONG_PROMPT, STREAM_LIMIT = 8, 16, 2_000, 1_024
 """The stall: streams that run, tokens of each before the long prompt comes, its length, most tokens each."""
 
 Numbers = dict[str, float]
-Measure = Callable[[httpx.AsyncClient, Server, random.Random], Awaitable[Numbers]]
+Measure = Callable[[httpx.AsyncClient, Server, Prompts], Awaitable[Numbers]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +42,13 @@ class Measurement:
     metrics: tuple[Metric, ...]
 
 
-def random_prompt(length: int, random_ids: random.Random) -> list[int]:
-    return [FIRST_ID, *random_ids.choices(IDS, k=length - 1)]
-
-
-async def prefill(client: httpx.AsyncClient, server: Server, rng: random.Random, length: int) -> Numbers:
+async def prefill(client: httpx.AsyncClient, server: Server, prompts: Prompts, length: int) -> Numbers:
     """Tokens of the prompt by the time to the first token, over HTTP."""
-    reply = await read_reply(client, server, random_prompt(length, rng), 1, Reply())
+    reply = await read_reply(client, server, prompts.draw(length), 1, Reply())
     return {f"prefill_{length}": length / (reply.first - reply.sent)}
 
 
-async def decode(client: httpx.AsyncClient, server: Server, rng: random.Random, streams: int) -> Numbers:
+async def decode(client: httpx.AsyncClient, server: Server, prompts: Prompts, streams: int) -> Numbers:
     """Tokens a second of all streams together while all of them decode.
 
     From the moment when the last stream has its first token to the moment when the first stream ends.
@@ -66,7 +56,7 @@ async def decode(client: httpx.AsyncClient, server: Server, rng: random.Random, 
     replies = [Reply() for _ in range(streams)]
     async with asyncio.TaskGroup() as group:
         for reply in replies:
-            prompt = random_prompt(SHORT_PROMPT, rng)
+            prompt = prompts.draw(SHORT_PROMPT)
             group.create_task(read_reply(client, server, prompt, REPLY, reply))
     start = max(reply.first for reply in replies)
     end = min(reply.last for reply in replies)
@@ -76,26 +66,24 @@ async def decode(client: httpx.AsyncClient, server: Server, rng: random.Random, 
     return {f"decode_{streams}": tokens / (end - start)}
 
 
-async def stall(client: httpx.AsyncClient, server: Server, rng: random.Random) -> Numbers:
+async def stall(client: httpx.AsyncClient, server: Server, prompts: Prompts) -> Numbers:
     """Gaps between the tokens of running streams while a long prompt is read, and its time to first token.
 
     A gap counts if any part of it lies between sending the long prompt and its first token.
     """
     replies = [Reply() for _ in range(STREAMS)]
-    tasks = [
-        asyncio.create_task(read_reply(client, server, random_prompt(SHORT_PROMPT, rng), STREAM_LIMIT, reply))
-        for reply in replies
-    ]
-    try:
+    async with asyncio.TaskGroup() as group:  # a stream that fails ends the measurement
+        tasks = [
+            group.create_task(read_reply(client, server, prompts.draw(SHORT_PROMPT), STREAM_LIMIT, reply))
+            for reply in replies
+        ]
         await until_tokens(replies, 0.0, SETTLED, 120.0)
-        long = await read_reply(client, server, random_prompt(LONG_PROMPT, rng), 1, Reply())
+        long = await read_reply(client, server, prompts.draw(LONG_PROMPT), 1, Reply())
         if any(task.done() for task in tasks):
             raise BenchmarkError(f"{server.name}: a stream ended before the long prompt's first token")
         await until_tokens(replies, long.first, 1, 120.0)
-    finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
     before = sorted(_gaps(replies, 0.0, long.sent))
     during = sorted(_gaps(replies, long.sent, long.first))
     return {
@@ -124,12 +112,12 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[math.ceil(share * len(ordered)) - 1]
 
 
-async def warm_up(client: httpx.AsyncClient, server: Server, rng: random.Random) -> None:
+async def warm_up(client: httpx.AsyncClient, server: Server, prompts: Prompts) -> None:
     """One prompt and one batch of streams, so that compilation and first allocations are over."""
-    await read_reply(client, server, random_prompt(512, rng), 1, Reply())
+    await read_reply(client, server, prompts.draw(512), 1, Reply())
     async with asyncio.TaskGroup() as group:
         for _ in range(16):
-            group.create_task(read_reply(client, server, random_prompt(SHORT_PROMPT, rng), 8, Reply()))
+            group.create_task(read_reply(client, server, prompts.draw(SHORT_PROMPT), 8, Reply()))
 
 
 MEASUREMENTS = (

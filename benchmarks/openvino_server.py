@@ -147,7 +147,13 @@ def main() -> None:
             asyncio.get_running_loop().add_reader(ours.fileno(), bridge.forward)
             yield
 
-        app = application(openvino_genai.__version__, bridge.stream, lifespan)
+        tokenizer = openvino_genai.Tokenizer(options.model)
+
+        def tokenize(text: str, add_special_tokens: bool) -> list[int]:
+            encoded = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            return [int(id) for id in encoded.input_ids.data[0]]
+
+        app = application(openvino_genai.__version__, bridge.stream, tokenize, lifespan)
         uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning")
         ours.send(None)
         process.join(timeout=30)

@@ -7,7 +7,8 @@ Every server is up all the time, but only one has requests at a time, and the se
 repeat, so that a machine that gets slower or faster does so for all. The first server named is compared with
 the others. With every sample goes how much processor time idle servers and strangers took meanwhile; one that
 strangers disturbed is taken again.
-Servers must run on this machine and take token ids: benchmarks/README.md says how to start each.
+Servers must run on this machine, take token ids and answer POST /tokenize: benchmarks/README.md says how to
+start each.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from rich.console import Console
 from benchmarks.measurements import MEASUREMENTS, Measurement, Numbers, warm_up
 from benchmarks.peers_report import Row, Sample, rows_of, table_of
 from benchmarks.processes import Load, listener, load_between, machine, snapshot
+from benchmarks.prompts import Prompts, prompts_of
 from benchmarks.streams import TIMEOUT, BenchmarkError, Server, version_of
 
 REST_S = 1.0
@@ -48,16 +50,18 @@ class Comparison:
         self.loads: list[tuple[str, Load]] = []
         self.versions: dict[str, str] = {}
         self._random = random.Random(seed)
+        self._prompts: dict[str, Prompts] = {}
         self._patience = max(1, patience)
         self._processes = {server.name: _process_of(server) for server in servers}
         self._limits = httpx.Limits(max_connections=64)
 
     async def start(self) -> None:
-        """Ask for versions and warm up, one server after the other."""
+        """Ask for versions and vocabularies and warm up, one server after the other."""
         for server in self.servers:
             async with self._client() as client:
                 self.versions[server.name] = await version_of(client, server)
-                await warm_up(client, server, self._random)
+                self._prompts[server.name] = await prompts_of(client, server, self._random)
+                await warm_up(client, server, self._prompts[server.name])
 
     async def repeat(self, number: int, measurements: Sequence[Measurement]) -> None:
         """Each measurement once on each server; another server begins in each repeat."""
@@ -73,7 +77,7 @@ class Comparison:
             await self._rest(server)
             start = snapshot(self._processes)
             async with self._client() as client:
-                numbers = await measurement.measure(client, server, self._random)
+                numbers = await measurement.measure(client, server, self._prompts[server.name])
             tries.append((load_between(start, snapshot(self._processes), server.name), numbers))
         load, numbers = min(tries, key=lambda each: each[0].others)
         self.loads.append((server.name, load))

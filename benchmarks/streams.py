@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 
@@ -65,7 +66,8 @@ async def read_reply(
 ) -> Reply:
     """Send one prompt and fill `reply` until its end. Greedy, and no token ends it but the last.
 
-    Raises BenchmarkError unless the server counts `len(prompt)` and `max_tokens` tokens.
+    Raises BenchmarkError unless the stream is whole and the server counts `len(prompt)` and `max_tokens`
+    tokens.
     """
     body: dict[str, object] = {
         "prompt": list(prompt),
@@ -97,22 +99,46 @@ async def read_reply(
 
 
 async def _read_events(server: Server, response: httpx.Response, reply: Reply) -> dict[str, int]:
+    """The usage that the server tells. Raises BenchmarkError unless the stream is whole: it has tokens, the
+    finish reason "length", and [DONE] as its last event."""
     usage: dict[str, int] = {}
+    reason, is_done = None, False
     async for line in response.aiter_lines():
-        if not line.startswith("data: ") or line == "data: [DONE]":
+        if not line.startswith("data:"):
+            continue
+        data = line.removeprefix("data:").strip()
+        if is_done:
+            raise BenchmarkError(f"{server.name}: a stream goes on after [DONE]: {data:.300}")
+        if data == "[DONE]":
+            is_done = True
             continue
         now = time.perf_counter()
-        event = json.loads(line[len("data: ") :])
-        if "error" in event:
-            raise BenchmarkError(f"{server.name}: {event['error']}")
+        event = _event(server, data)
         for choice in event["choices"]:
             ids = choice.get("token_ids")
             count = len(ids) if ids is not None else int(choice["text"] != "")
             reply.times.extend([now] * count)
+            reason = choice.get("finish_reason") or reason
         usage = event.get("usage") or usage
+    tokens = f"after {len(reply.times)} tokens"
+    if not is_done:
+        raise BenchmarkError(f"{server.name}: a stream ends without [DONE] {tokens}")
+    if reason != "length":
+        raise BenchmarkError(f"{server.name}: a stream's finish reason is {reason!r}, not 'length', {tokens}")
     if not reply.times:
         raise BenchmarkError(f"{server.name}: a reply without tokens")
     return usage
+
+
+def _event(server: Server, data: str) -> dict[str, Any]:
+    """One event of a completion, with its choices. Raises BenchmarkError if it is something else."""
+    try:
+        event = json.loads(data)
+    except ValueError:
+        raise BenchmarkError(f"{server.name}: an event is not JSON: {data:.300}") from None
+    if not isinstance(event, dict) or "error" in event or not isinstance(event.get("choices"), list):
+        raise BenchmarkError(f"{server.name}: an event is no part of a completion: {data:.300}")
+    return event
 
 
 async def version_of(client: httpx.AsyncClient, server: Server) -> str:

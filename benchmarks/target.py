@@ -31,7 +31,6 @@ from legato.engine.build import build
 from legato.engine.engine import Engine
 from legato.metrics.journal import StepRecord
 
-IDS = range(1_000, 200_000)
 STREAMS, LONG = 8, 2_000
 FIXED = (64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024)
 Row = dict[str, float | str | None]
@@ -43,11 +42,11 @@ class Load:
 
     engine: Engine
     draw: random.Random
+    ids: range
+    """Token ids that made-up prompts are drawn from."""
     records: list[StepRecord] = field(default_factory=list)
     token_times: dict[RequestId, list[float]] = field(default_factory=dict)
     num: int = 0
-    ids: range = IDS
-    """Token ids that made-up prompts are drawn from."""
 
     def submitted(self, request: Request) -> None:
         self.token_times[request.id] = [request.arrival]
@@ -89,6 +88,11 @@ class Load:
             self.engine.abort(request_id)
         self.token_times.clear()
         self.records.clear()
+
+
+def middle_ids(vocab_size: int) -> range:
+    """Most of a vocabulary. Its ends are left out: special and unused tokens are there."""
+    return range(vocab_size // 50, vocab_size - vocab_size // 50)
 
 
 @dataclass(frozen=True)
@@ -198,7 +202,7 @@ def main() -> None:
     built = build(ModelSettings(model=options.model), settings, cache_dir=options.cache_dir)
     budget = built.engine.scheduler.budget
     assert isinstance(budget, TargetBudget)
-    load = Load(built.engine, random.Random(0))
+    load = Load(built.engine, random.Random(0), middle_ids(built.spec.vocab_size))
     built.engine.observe(load)
     targets = [target / 1000 for target in options.targets_ms]
     rows = list(arrivals(load, budget, targets, options.repeats))

@@ -58,7 +58,13 @@ def main() -> None:
     make_config: Any = transformers.GenerationConfig
     manager = model.init_continuous_batching(generation_config=make_config(do_sample=False, eos_token_id=-1))
     manager.start()
-    app = application(f"transformers {transformers.__version__}", Bridge(manager).stream)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
+
+    def tokenize(text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+        return ids
+
+    app = application(f"transformers {transformers.__version__}", Bridge(manager).stream, tokenize)
     uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning")
     manager.stop(block=True)
 

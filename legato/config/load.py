@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from legato.config.bounded_file import read_bounded
 from legato.config.faults import as_config_error
 from legato.config.settings import EngineSettings, ModelSettings, Settings, fields
 from legato.config.suggest import did_you_mean
@@ -63,7 +64,7 @@ def _changed(section: Table, changes: Mapping[str, object]) -> Table:
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(read_bounded(file).decode())
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror})") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from legato.config.bounded_file import read_bounded
 from legato.core.cost import CostModel, StepCost, StepShape
 from legato.errors import ConfigError
 
@@ -75,7 +76,7 @@ class CostFile(BaseModel):
 def read_cost_file(path: Path) -> CostFile:
     """Raises `ConfigError` that names the file and what is wrong with it."""
     try:
-        content = path.read_bytes()
+        content = read_bounded(path)
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"cost file {path}: cannot be read ({reason})") from None

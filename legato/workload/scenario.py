@@ -12,6 +12,7 @@ import random
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from legato.config.bounded_file import read_bounded
 from legato.errors import ConfigError
 from legato.workload.arrival import MAX_LENGTH, Arrival, Part
 from legato.workload.rhythm import Rhythm
@@ -167,7 +168,7 @@ def find_scenario(name_or_path: str) -> Scenario:
 def read_scenario(path: Path) -> Scenario:
     """Raises `ConfigError` with the file, the group and what is wrong."""
     try:
-        table = json.loads(path.read_bytes())
+        table = json.loads(read_bounded(path))
     except OSError as error:
         raise ConfigError(f"scenario {path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:

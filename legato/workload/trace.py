@@ -28,6 +28,9 @@ from legato.workload.arrival import MAX_LENGTH, MAX_TIME, Arrival, Part, alone
 HASH_BLOCK = 512
 """Prompt tokens that one of Mooncake's hash ids stands for."""
 
+MAX_LINE = 1 << 20
+"""Characters of a line: more than the hash ids of the longest prompt take."""
+
 Row = tuple[float, tuple[Part, ...], int]
 """Time, prompt, tokens of the reply."""
 
@@ -44,12 +47,7 @@ class Trace:
 
 def read_trace(path: Path) -> Trace:
     """Raises `ConfigError` with the file, the line and what is wrong there."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise ConfigError(f"trace {path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"trace {path}: not a text in UTF-8") from None
+    lines = _read_lines(path)
     first = next((line for line in lines if line.strip()), "")
     is_json = first.lstrip().startswith("{")
     timed, rows = (True, _json_rows(path, lines)) if is_json else _csv_rows(path, lines)
@@ -64,6 +62,21 @@ def read_trace(path: Path) -> Trace:
     if not is_json and DATE in first.split(","):
         arrivals = [replace(arrival, time=round(arrival.time - arrivals[0].time, 6)) for arrival in arrivals]
     return Trace(arrivals=tuple(arrivals), timed=timed)
+
+
+def _read_lines(path: Path) -> list[str]:
+    lines: list[str] = []
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            while line := file.readline(MAX_LINE + 1):
+                if len(line) > MAX_LINE:  # a device may never end
+                    _failure(path, len(lines) + 1)(f"longer than {MAX_LINE:,} characters")
+                lines.append(line.removesuffix("\n"))
+    except OSError as error:
+        raise ConfigError(f"trace {path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"trace {path}: not a text in UTF-8") from None
+    return lines
 
 
 DATE = "TIMESTAMP"

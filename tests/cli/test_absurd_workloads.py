@@ -1,5 +1,6 @@
 """Workloads that nobody can simulate are refused in one line, before any work."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ def refusal(monkeypatch: pytest.MonkeyPatch, *arguments: str, command: str = "si
             "line 1: input_length must be a number of at least",
         ),
         ('{"timestamp":0,"input_length":' + "[" * 100_000, "line 1: not JSON (maximum recursion depth"),
+        (f"{HEADER}0,5,5\n" + "0" * (1 << 21), "line 3: longer than 1,048,576 characters"),
         ("\0\0\0\0", "line 1: the header has to name"),
         ("", "the header has to name"),
     ],
@@ -121,3 +123,16 @@ def test_too_few_steps_to_tune_with(arguments: list[str]) -> None:
         ConfigError, match=r"^max_steps is 1000: they were used up after \d+ trials, before any"
     ):
         CliRunner().invoke(app, few, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("flag", ["--scenario", "--cost", "--config"])
+def test_files_without_end_are_not_read_whole(
+    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `--cost /dev/zero` would: it took all memory."""
+    file = tmp_path / "endless.json"
+    file.touch()
+    os.truncate(file, 1 << 40)
+    workload = [] if flag == "--scenario" else RATE
+    text = refusal(monkeypatch, *workload, flag, str(file))
+    assert text.endswith(f"{file}: cannot be read (more than 16,777,216 bytes)")

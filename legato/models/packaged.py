@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -98,6 +99,7 @@ def assemble(model: PackagedModel, *, cache_dir: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(target.parent / ".lock", timeout=LOCK_TIMEOUT_S):
             if not _is_complete(target, model, receipts):
+                _make_way(target)
                 _join(parts, target, model)
                 receipts.write(target)
     except Timeout:
@@ -122,6 +124,17 @@ def _is_complete(target: Path, model: PackagedModel, receipts: Receipts) -> bool
             return True
     logger.warning("%s: not the model that it should be; joining it anew from its packages", target)
     return False
+
+
+def _make_way(target: Path) -> None:
+    """Free the name, and the space, of what is not the model. A folder is kept under another name: Legato did
+    not make it."""
+    if target.is_dir():
+        other = target.with_name(f"{target.name}.{time.time_ns()}")
+        target.rename(other)
+        logger.warning("%s: a folder, not the model; renamed to %s", target, other.name)
+    else:
+        target.unlink(missing_ok=True)
 
 
 def _find_part(model: PackagedModel, module: str, file: str) -> Path:

@@ -216,16 +216,6 @@ def test_a_packaged_model_is_joined_anew(
     assert content.file_sha256(target) == model.sha256
 
 
-def test_a_directory_in_a_models_place_is_refused_by_name(
-    packaged: tuple[PackagedModel, Path, Path],
-) -> None:
-    model, target, cache = packaged
-    target.unlink()
-    target.mkdir()
-    with pytest.raises(ModelError, match=f"{target}: cannot be written"):
-        assemble(model, cache_dir=cache)
-
-
 def test_a_later_start_does_not_read_a_packaged_model_in_full(
     packaged: tuple[PackagedModel, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,7 +101,7 @@ def reply(model: dict[str, object], folder: Path) -> tuple[list[int], str]:
 
 
 def keep_kernels(cache: Path) -> list[Path]:
-    """The kernels of this cache, with copies of those that were compiled earlier and lie beside the source."""
+    """The kernels of this cache, with copies of those that an earlier run kept beside the source."""
     source = Path(legato.kernels.__file__).parent
     own = f"{source.name}_{hashlib.sha256(str(source).encode()).hexdigest()[:16]}"
     folder = cache / "kernels" / own

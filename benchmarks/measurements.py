@@ -38,6 +38,7 @@ class Metric:
 class Measurement:
     """`measure` returns one number for each of `metrics`."""
 
+    name: str
     measure: Measure
     metrics: tuple[Metric, ...]
 
@@ -122,22 +123,27 @@ async def warm_up(client: httpx.AsyncClient, server: Server, prompts: Prompts) -
 
 MEASUREMENTS = (
     Measurement(
+        name="prefill_512",
         measure=partial(prefill, length=512),
         metrics=(Metric(key="prefill_512", title="prefill, 512 tokens", unit="tok/s"),),
     ),
     Measurement(
+        name="prefill_2048",
         measure=partial(prefill, length=2048),
         metrics=(Metric(key="prefill_2048", title="prefill, 2,048 tokens", unit="tok/s"),),
     ),
     Measurement(
+        name="decode_1",
         measure=partial(decode, streams=1),
         metrics=(Metric(key="decode_1", title="decode, 1 stream", unit="tok/s"),),
     ),
     Measurement(
+        name="decode_16",
         measure=partial(decode, streams=16),
         metrics=(Metric(key="decode_16", title="decode, 16 streams", unit="tok/s"),),
     ),
     Measurement(
+        name="stall",
         measure=stall,
         metrics=(
             Metric(key="gap_before", title="stall: usual gap before", unit="s", more_is_better=False),

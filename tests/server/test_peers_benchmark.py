@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -13,7 +13,9 @@ import httpx
 import pytest
 from server_rig import BOS, StartServer, plain_runner
 
+from benchmarks import adapter
 from benchmarks.measurements import decode, stall
+from benchmarks.peers import arguments
 from benchmarks.prompts import Prompts, prompts_of
 from benchmarks.streams import BenchmarkError, Reply, Server, read_reply
 
@@ -204,3 +206,31 @@ def test_legato_is_measured(start_server: StartServer) -> None:
     assert prompts.begin == (BOS,)
     assert set(prompts.ids) == set(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz ")
     assert numbers["decode_2"] > 0
+
+
+def test_measurements_are_picked_by_the_names_that_the_readme_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["peers", "--server", "a=http://127.0.0.1:1", "--only", "prefill_512", "stall"]
+    monkeypatch.setattr("sys.argv", command)
+    assert arguments().only == ["prefill_512", "stall"]
+
+
+def test_an_adapter_is_measured_and_a_short_reply_of_it_is_an_error() -> None:
+    lengths = iter([5, 4])
+
+    async def stream(_: adapter.Body) -> AsyncIterator[list[int]]:
+        for token in range(next(lengths)):
+            yield [token]
+
+    app = adapter.application("1", stream, lambda text, add: [1] * add + characters(text))
+    server = Server(name="adapter", url="http://adapter")
+
+    async def measure() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app)) as client:
+            prompts = await prompts_of(client, server, random.Random(0))
+            assert prompts.begin == (1,)
+            reply = await read_reply(client, server, prompts.draw(9), 5, Reply())
+            assert len(reply.times) == 5
+            with pytest.raises(BenchmarkError, match="finish reason is 'stop', not 'length', after 4 tokens"):
+                await read_reply(client, server, prompts.draw(9), 5, Reply())
+
+    asyncio.run(measure())

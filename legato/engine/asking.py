@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from numbers import Integral
+from typing import Any, Protocol, TypeGuard
 
 from legato.core.plan import Sampled
 from legato.core.request import Request
@@ -11,7 +12,14 @@ from legato.engine.output import Delta, TextRules, new_request
 from legato.engine.params import SamplingParams, defaults_of
 from legato.errors import RequestError
 
-Prompt = str | Sequence[int]
+
+class Array(Protocol):
+    """An array of NumPy, a tensor of torch and the like."""
+
+    def tolist(self) -> Any: ...
+
+
+Prompt = str | Sequence[int] | Array
 Message = Mapping[str, object]
 
 A_PROMPT = "a prompt is a text or a list of token ids"
@@ -75,18 +83,20 @@ def ask(built: Built, prompt: Prompt, params: SamplingParams | None) -> Asked:
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many: a text is one, and so is a sequence of ids."""
+    """One prompt or many: a text is one, and so is a sequence of ids. An array with two dimensions is many."""
     if isinstance(prompts, str):
         return [prompts]
-    if not _is_list(prompts):
+    entries = _plain(prompts)
+    if not _is_list(entries):
         raise RequestError(f"{A_PROMPT}, or a list of such; this is {_kind(prompts)}", param="prompts")
-    ids = [prompt for prompt in prompts if isinstance(prompt, int)]
-    if ids and len(ids) < len(prompts):
+    many: list[Any] = [_plain(prompt) for prompt in entries]
+    num_ids = sum(isinstance(prompt, Integral) for prompt in many)
+    if 0 < num_ids < len(many):
         raise RequestError("prompts mix token ids with texts or lists", param="prompts")
-    for place, prompt in enumerate([] if ids else prompts):
+    for place, prompt in enumerate([] if num_ids else many):
         if not isinstance(prompt, str) and not _is_list(prompt):
             raise RequestError(f"prompts[{place}]: {A_PROMPT}, not {_kind(prompt)}", param="prompts")
-    return [ids] if ids else list(prompts)
+    return [many] if num_ids else many
 
 
 def as_params(
@@ -142,14 +152,22 @@ def chat_prompt(
     return built.tokenizer.encode_chat(prompt)
 
 
-def checked_ids(prompt: Sequence[int]) -> Sequence[int]:
-    """Token ids, every one an integer."""
-    if not _is_list(prompt):
+def checked_ids(prompt: Sequence[int] | Array) -> list[int]:
+    """Token ids, every one an integer of Python's own."""
+    entries = _plain(prompt)
+    if not _is_list(entries):
         raise RequestError(f"{A_PROMPT}, not {_kind(prompt)}", param="prompts")
-    for place, token in enumerate(prompt):
-        if isinstance(token, bool) or not isinstance(token, int):
+    ids: list[Any] = [_plain(token) for token in entries]
+    for place, token in enumerate(ids):
+        if isinstance(token, bool) or not isinstance(token, Integral):
             raise RequestError(f"{A_PROMPT}; the list has {_kind(token)} at place {place}", param="prompts")
-    return prompt
+    return [int(token) for token in ids]
+
+
+def _plain(value: object) -> object:
+    """An array as the list or the number that it holds; what is no array as it is."""
+    tolist = getattr(value, "tolist", None)
+    return tolist() if callable(tolist) else value
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[Any]]:

@@ -4,6 +4,9 @@ A tokenizer finds markup (control tokens, and tokens that the template uses like
 it stands. Here each piece of markup that the template wrote is replaced by an alias: a text that nobody can
 guess. The encoder knows the aliases and not the markup, so the same text from a client is ordinary text. All
 is encoded in one go: the ordinary text between two pieces gets the ids that it always got.
+
+Markup that is no token of the vocabulary (`### Instruction:`, the `[INST]` of Llama 2) cannot be isolated: the
+model reads it as ordinary text, and the same text of a client has the same ids.
 """
 
 import re

@@ -1,11 +1,14 @@
 """Offline use of the packaged model: prompts in, completions out."""
 
 import asyncio
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from legato import (
     LLM,
@@ -204,6 +207,37 @@ def test_the_last_message_can_be_continued(chatty: LLM) -> None:
     assert chatty.built.tokenizer.decode(reply.prompt_token_ids).endswith("The capital of France is")
 
 
+IDS = [2, 818, 5279, 529]
+
+ARRAYS: list[tuple[object, list[list[int]]]] = [
+    (np.array(IDS), [IDS]),
+    (np.array(IDS, dtype=np.uint32), [IDS]),
+    (np.array([IDS, IDS[::-1]]), [IDS, IDS[::-1]]),
+    ([np.array(IDS), IDS[:2]], [IDS, IDS[:2]]),
+    (list(np.array(IDS)), [IDS]),
+    ([IDS, list(np.array(IDS, dtype=np.int16))], [IDS, IDS]),
+    (torch.tensor(IDS), [IDS]),
+    (list(torch.tensor(IDS)), [IDS]),
+    (array("q", IDS), [IDS]),
+]
+
+
+@pytest.mark.parametrize(("prompts", "ids"), ARRAYS)
+def test_arrays_of_token_ids_are_prompts(llm: LLM, prompts: Any, ids: list[list[int]]) -> None:
+    completions = llm.generate(prompts, greedy(1), show_progress=False)
+    told = [list(completion.prompt_token_ids) for completion in completions]
+    assert told == ids
+    assert {type(token) for each in told for token in each} == {int}
+
+
+def test_an_array_is_a_prompt_of_a_stream(llm: LLM) -> None:
+    listed, as_array, as_tensors = (
+        [delta.sampled for delta in llm.stream(prompt, greedy(3))]
+        for prompt in (IDS, np.array(IDS), list(torch.tensor(IDS)))
+    )
+    assert listed == as_array == as_tensors
+
+
 MISUSE: list[tuple[Callable[[LLM], object], str]] = [
     (
         lambda llm: llm.generate(None),
@@ -216,6 +250,13 @@ MISUSE: list[tuple[Callable[[LLM], object], str]] = [
     (lambda llm: llm.generate(["hi", 1.5]), r"prompts\[1\]: a prompt is a text"),
     (lambda llm: llm.generate([["hi"]]), "the list has a str at place 0"),
     (lambda llm: llm.generate([[5, True]]), "the list has a bool at place 1"),
+    (lambda llm: llm.generate(np.array([1.5, 2.5])), r"prompts\[0\]: a prompt is a text .* not a float"),
+    (lambda llm: llm.generate([np.array([5.0])]), "the list has a float at place 0"),
+    (lambda llm: llm.generate([np.array([True])]), "the list has a bool at place 0"),
+    (lambda llm: llm.generate(np.array(5)), "a prompt is a text .* this is a ndarray"),
+    (lambda llm: llm.generate(np.zeros((1, 1, 1), int)), "the list has a list at place 0"),
+    (lambda llm: llm.generate([np.array([5]), 5]), "prompts mix token ids with texts or lists"),
+    (lambda llm: llm.stream(np.array([[5]])), "the list has a list at place 0"),
     (lambda llm: llm.generate([[-1]]), "token ids run from 0 to 262143"),
     (lambda llm: llm.generate([[10**9]]), "token ids run from 0 to 262143"),
     (

@@ -21,7 +21,7 @@ from legato.core.request import RequestId, SamplingParams
 from legato.core.stopping import FinishReason
 from legato.engine.engine import Engine
 from legato.engine.loop import EngineLoop, is_last
-from legato.engine.output import NO_TERMS, PLAIN_TEXT, Delta, Reply, Terms, TextRules, new_request
+from legato.engine.output import NO_TERMS, PLAIN_TEXT, Delta, Finish, Reply, Terms, TextRules, new_request
 from legato.errors import QueueFullError, RequestError
 from legato.text.tokenizer import Tokenizer
 
@@ -59,6 +59,10 @@ class Stream:
     def feed(self, event: Event) -> None:
         """Take an event from the engine."""
         self._on_delta(self.reply.push(event))
+
+    def fail(self, message: str) -> None:
+        """End the reply without the text that it still held back: that may be what cannot be made."""
+        self._on_delta(Delta("", None, Finish(FinishReason.ERROR, message=message)))
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
@@ -348,16 +352,25 @@ class AsyncEngine:
 
     def _feed_some(self) -> None:
         """Give streams their events, so many in one turn of the event loop, for each has work to do with it.
-        Events of requests that were aborted meanwhile have no stream."""
-        for _ in range(min(len(self._events), FED_AT_ONCE)):
-            event = self._events.popleft()
-            stream = self._streams.get(event.request_id)
-            if stream is not None:
+
+        Whatever is raised here, the events that are left have their turn: `_dispatch` counts on it.
+        """
+        try:
+            for _ in range(min(len(self._events), FED_AT_ONCE)):
+                self._feed_next()
+        finally:
+            if self._events:
+                asyncio.get_running_loop().call_soon(self._feed_some)
+
+    def _feed_next(self) -> None:
+        """Events of requests that were aborted meanwhile have no stream."""
+        event = self._events.popleft()
+        try:
+            if (stream := self._streams.get(event.request_id)) is not None:
                 self._feed(stream, event)
+        finally:
             if is_last(event):
                 self._leaving.discard(event.request_id)
-        if self._events:
-            asyncio.get_running_loop().call_soon(self._feed_some)
 
     def _feed(self, stream: Stream, event: Event) -> None:
         """Give a stream its event; one that cannot take it ends, and no other does."""
@@ -370,8 +383,10 @@ class AsyncEngine:
             stream.feed(event)
         except Exception:
             logger.exception("request %s: its text cannot be made", request_id)
-            stream.feed(FinishEvent(request_id, FinishReason.ERROR, "the reply's text cannot be made"))
+            self._forget(request_id)
             self._loop.abort(request_id, FinishReason.ERROR)
+            stream.fail("the reply's text cannot be made")
+            return
         if stream.reply.must_abort:
             self._loop.abort(request_id, FinishReason.STOP)
         if stream.reply.finished:

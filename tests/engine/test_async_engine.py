@@ -18,6 +18,7 @@ from legato.engine.fake import next_token
 from legato.engine.output import Delta, TextRules
 from legato.errors import ContextLengthError, RequestError, UnavailableError
 from legato.text.fake import FakeTokenizer
+from legato.text.stop import StopStrings
 
 VOCAB = 250
 
@@ -320,6 +321,29 @@ def test_a_reply_that_cannot_be_written_ends_and_the_others_go_on() -> None:
         finish = replies[1][-1].finish
         assert finish is not None
         assert finish.reason is FinishReason.ERROR
+        assert_idle(engine)
+
+    asyncio.run(scenario())
+
+
+def test_a_reply_whose_last_text_cannot_be_made_ends_too() -> None:
+    """A-02: the error that is told in its place does not need that text."""
+
+    class Broken(StopStrings):
+        def flush(self) -> str:
+            raise ValueError("no such text")
+
+    async def scenario() -> None:
+        engine = make_engine()
+        async with running(engine) as served:
+            stream, other = served.submit([1], params(3)), served.submit([5, 7], params(3))
+            stream.reply._stops = Broken(())
+            deltas = await asyncio.wait_for(read(stream), 10)
+            finish = deltas[-1].finish
+            assert finish is not None
+            assert (finish.reason, finish.message) == (FinishReason.ERROR, "the reply's text cannot be made")
+            assert len(await read(other)) == 3
+            await asyncio.wait_for(served.drain(), 10)
         assert_idle(engine)
 
     asyncio.run(scenario())

@@ -126,6 +126,47 @@ def test_events_that_come_together_are_fed_in_portions_and_in_order() -> None:
         assert len(after) - len(before) <= async_engine.FED_AT_ONCE
 
 
+def test_events_are_fed_whatever_those_before_them_raise() -> None:
+    """A reader that always raises, at the first and the last place of a portion and in the middle of all."""
+    broken = {0, async_engine.FED_AT_ONCE - 1, 100}
+
+    async def main() -> tuple[list[int], int, int]:
+        engine = build_service().engine
+        fed: list[int] = []
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        await engine.start()
+
+        def take(number: int) -> None:
+            if number in broken:
+                raise OSError
+            fed.append(number)
+
+        async def dispatch(numbers: range) -> None:
+            ids = [RequestId(f"r{number}") for number in numbers]
+            for number, request_id in zip(numbers, ids, strict=True):
+                engine.submit(
+                    [1],
+                    SamplingParams(max_tokens=1),
+                    request_id=request_id,
+                    on_delta=lambda _, number=number: take(number),
+                )
+            events = tuple(TokenEvent(each, Sampled(97), FinishReason.LENGTH, 0) for each in ids)
+            asyncio.get_running_loop().call_soon(engine._dispatch, events)
+            for _ in range(2 + len(events)):
+                await asyncio.sleep(0)
+
+        await dispatch(range(2 * async_engine.FED_AT_ONCE))
+        await dispatch(range(1000, 1010))
+        left = engine.num_streams, len(engine._leaving)
+        await asyncio.wait_for(engine.drain(), 10)
+        await engine.stop()
+        return (fed, *left)
+
+    fed, num_streams, num_leaving = asyncio.run(main())
+    assert fed == [n for n in (*range(2 * async_engine.FED_AT_ONCE), *range(1000, 1010)) if n not in broken]
+    assert (num_streams, num_leaving) == (0, 0)
+
+
 def test_the_engine_takes_a_crowd_of_commands_in_portions_and_loses_none() -> None:
     inbox = Inbox()
     ids = [RequestId(str(number)) for number in range(3 * loop.TAKEN_AT_ONCE + 1)]

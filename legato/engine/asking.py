@@ -83,7 +83,7 @@ def ask(built: Built, prompt: Prompt, params: SamplingParams | None) -> Asked:
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many: a text is one, and so is a sequence of ids. An array with two dimensions is many."""
+    """One prompt or many: a text is one, and so is a sequence of ids. An array of two dimensions is many."""
     if isinstance(prompts, str):
         return [prompts]
     entries = _plain(prompts)

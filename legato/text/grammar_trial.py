@@ -27,6 +27,8 @@ START_S = 60.0
 """For the process to start, on a machine that is busy."""
 LOOK_S = 0.1
 """Between two looks at a process that is silent: whether somebody stopped it."""
+_ADVICE = re.compile(r"\.? Enable '\w+' option\b.*", re.DOTALL)
+"""What the library tells programs that use it. No client can set its options."""
 _WORKER = Path(__file__).with_name("grammar_worker.py")
 
 
@@ -241,7 +243,7 @@ def reason(error: str) -> str:
         return "no text has this form"
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     precise = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (precise or lines or ["not a grammar"])[0][:300]
+    return _ADVICE.sub("", (precise or lines or ["not a grammar"])[0])[:300]
 
 
 def _spelled(path: Sequence[str | int | None]) -> str:

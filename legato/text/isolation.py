@@ -5,8 +5,8 @@ it stands. Here each piece of markup that the template wrote is replaced by an a
 guess. The encoder knows the aliases and not the markup, so the same text from a client is ordinary text. All
 is encoded in one go: the ordinary text between two pieces gets the ids that it always got.
 
-Markup that is no token of the vocabulary (`### Instruction:`, the `[INST]` of Llama 2) cannot be isolated: the
-model reads it as ordinary text, and the same text of a client has the same ids.
+Markup that is no token of the vocabulary (`### Instruction:`, the `[INST]` of Llama 2) cannot be isolated:
+the model reads it as ordinary text, and the same text of a client has the same ids.
 """
 
 import re

@@ -85,6 +85,13 @@ def test_what_cannot_be_followed_is_left_out_and_told_or_refused_where_it_stands
     assert refused.value.param == "it"
 
 
+def test_a_refusal_names_no_option_that_a_client_cannot_set(grammars: Grammars) -> None:
+    schema = grammars.schema(CASES["one of overlapping"][0], strict=True, name="it")
+    with pytest.raises(RequestError) as refused:
+        compiled(grammars, json_source(schema))
+    assert refused.value.message == "it.oneOf: oneOf constraints are not supported"
+
+
 def test_what_can_be_followed_still_is(grammars: Grammars) -> None:
     schema = {
         "type": "object",

@@ -9,9 +9,10 @@ import os
 import queue
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from legato.errors import QueueFullError
 
@@ -59,13 +60,18 @@ class _Job(Generic[T]):
             self._loop.call_soon_threadsafe(unless_gone)
 
 
+_Jobs: TypeAlias = "queue.SimpleQueue[_Job[Any] | None]"
+
+
 class _Lane:
     """A queue of work and its threads, which are started when there is work for them."""
 
     def __init__(self, name: str, num_threads: int, niceness: int) -> None:
         self._name, self._num_threads, self._niceness = name, num_threads, niceness
-        self._jobs: queue.SimpleQueue[_Job[Any]] = queue.SimpleQueue()
+        self._jobs: _Jobs = queue.SimpleQueue()
         self._num_started = 0
+        # The threads hold the queue alone, so a pool that is no longer used ends them.
+        weakref.finalize(self, _end, self._jobs, num_threads).atexit = False
         self.num_jobs = 0
         """That wait or run."""
 
@@ -77,17 +83,27 @@ class _Lane:
         if self._num_started < min(self.num_jobs, self._num_threads):
             self._num_started += 1
             # Daemons: the process ends without them.
-            threading.Thread(target=self._run, name=f"legato-{self._name}", daemon=True).start()
+            threading.Thread(
+                target=_work, args=(self._jobs, self._niceness), name=f"legato-{self._name}", daemon=True
+            ).start()
 
     def _note_done(self, _: object) -> None:
         self.num_jobs -= 1
 
-    def _run(self) -> None:
-        if self._niceness and sys.platform == "linux":
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
-        while True:
-            self._jobs.get().run()
+
+def _work(jobs: _Jobs, niceness: int) -> None:
+    """What a thread does: job after job, until it takes None."""
+    if niceness and sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+    while (job := jobs.get()) is not None:
+        job.run()
+        del job  # it must not keep its work and its result until the next one comes
+
+
+def _end(jobs: _Jobs, num_threads: int) -> None:
+    for _ in range(num_threads):
+        jobs.put(None)
 
 
 class WorkPool:

@@ -253,6 +253,18 @@ def test_work_that_nobody_waits_for_holds_nothing_while_it_is_in_its_queue() -> 
     asyncio.run(main())
 
 
+def test_a_pool_that_is_no_longer_used_ends_its_threads() -> None:
+    async def main() -> list[threading.Thread]:
+        pool = WorkPool()
+        return [await pool.run_in_thread(size, threading.current_thread) for size in (SHORT, SHORT + 1)]
+
+    threads = asyncio.run(main())
+    gc.collect()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
 def test_long_work_has_a_lower_priority_than_steps() -> None:
     import os
     import sys

@@ -69,6 +69,7 @@ def test_every_request_ends_and_nothing_is_left_running() -> None:
         Arrival(time=0.04, parts=alone("last", 30), output_length=3),
     )
     trials = bench(workload)
+    before = set(threading.enumerate())
     recorder = serve_in_real_time(sleeping_engine(trials), workload, trials.targets)
     ends = {timeline.request_id: timeline.reason for timeline in recorder.ended}
     assert ends == {
@@ -78,10 +79,9 @@ def test_every_request_ends_and_nothing_is_left_running() -> None:
         "4": FinishReason.LENGTH,
     }
     assert all(t.ttft is not None and t.ttft > 0 for t in recorder.ended)
-    for thread in threading.enumerate():
-        if thread.name == "legato-engine":
-            thread.join(timeout=5)
-            assert not thread.is_alive()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=5)
+        assert not thread.is_alive()
 
 
 def test_a_tenth_is_close_and_more_is_not() -> None:

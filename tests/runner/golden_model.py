@@ -63,19 +63,38 @@ def load_model(path: Path) -> Loaded:
     return Loaded(decoder=decoder, cache=cache, runner=TorchRunner(decoder, cache))
 
 
-def summed_nll(model: Loaded, prompt: list[int], chunk: int) -> float:
-    """-sum of ln p(token | tokens before it) over the prompt's tokens after the first, in chunks."""
-    blocks = tuple(range(-(-len(prompt) // BLOCK_SIZE)))[::-1]
-    total = 0.0
-    for start in range(0, len(prompt), chunk):
-        seq = ForwardSeq(RequestId("a"), tuple(prompt[start : start + chunk]), start, blocks)
-        inputs = build_inputs(StepPlan(ForwardBatch((seq,)), ()), block_size=BLOCK_SIZE, device=CPU)
-        following = torch.tensor(prompt[start + 1 : seq.end + 1])
-        logits = model.decoder.forward(
-            inputs.token_ids, inputs.positions, inputs.batch, model.cache.layers, torch.arange(len(following))
+def summed_nll(model: Loaded, prompts: list[list[int]], chunk: int) -> list[float]:
+    """For each prompt -sum of ln p(token | tokens before it), over its tokens after the first.
+
+    The layers compute all prompts in one mixed batch, `chunk` tokens of each in a step; the head takes each
+    prompt's rows together.
+    """
+    tables, next_block = [], 0
+    for prompt in prompts:
+        needed = -(-len(prompt) // BLOCK_SIZE)
+        tables.append(tuple(range(next_block, next_block + needed))[::-1])
+        next_block += needed
+    states: list[list[torch.Tensor]] = [[] for _ in prompts]
+    for start in range(0, max(map(len, prompts)), chunk):
+        going = [i for i, prompt in enumerate(prompts) if start < len(prompt)]
+        seqs = tuple(
+            ForwardSeq(RequestId(str(i)), tuple(prompts[i][start : start + chunk]), start, tables[i])
+            for i in going
         )
-        total -= float(logits.log_softmax(-1).gather(1, following[:, None]).double().sum())
-    return total
+        inputs = build_inputs(StepPlan(ForwardBatch(seqs), ()), block_size=BLOCK_SIZE, device=CPU)
+        hidden = model.decoder.hidden(inputs.token_ids, inputs.positions, inputs.batch, model.cache.layers)
+        first = 0
+        for i, seq in zip(going, seqs, strict=True):
+            states[i].append(hidden[first : first + len(seq.tokens)].clone())
+            first += len(seq.tokens)
+    return [
+        _nll(model, torch.cat(rows)[:-1], prompt[1:]) for rows, prompt in zip(states, prompts, strict=True)
+    ]
+
+
+def _nll(model: Loaded, hidden: torch.Tensor, following: list[int]) -> float:
+    logprobs = model.decoder.logits(hidden).log_softmax(-1)
+    return -float(logprobs.gather(1, torch.tensor(following)[:, None]).double().sum())
 
 
 def follow(model: Loaded, cases: list[Case], chunk: int) -> list[list[Sampled]]:

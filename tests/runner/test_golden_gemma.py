@@ -22,7 +22,7 @@ def model(gemma_path: Path) -> Loaded:
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, WHOLE])
 def test_summed_likelihood_of_each_prompt_is_that_of_hugging_face(model: Loaded, chunk: int) -> None:
-    ours = [summed_nll(model, case.prompt, chunk) for case in cases_for(chunk)]
+    ours = summed_nll(model, [case.prompt for case in cases_for(chunk)], chunk)
     assert ours == pytest.approx([case.sum_nll for case in cases_for(chunk)], rel=1e-3)
 
 
@@ -38,6 +38,6 @@ def test_last_position_and_greedy_reply_are_those_of_hugging_face(model: Loaded,
 @pytest.mark.timeout(900)
 def test_the_long_prompt_one_token_at_a_time_is_that_of_hugging_face(model: Loaded) -> None:
     (case,) = [case for case in CASES if case not in SHORT]
-    assert summed_nll(model, case.prompt, 1) == pytest.approx(case.sum_nll, rel=1e-3)
+    assert summed_nll(model, [case.prompt], 1) == pytest.approx([case.sum_nll], rel=1e-3)
     (reply,) = follow(model, [case], 1)
     assert differences(reply, case) == []

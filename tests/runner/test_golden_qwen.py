@@ -17,7 +17,7 @@ def model(qwen_path: Path) -> Loaded:
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, WHOLE])
 def test_summed_likelihood_of_each_prompt_is_that_of_hugging_face(model: Loaded, chunk: int) -> None:
-    ours = [summed_nll(model, case.prompt, chunk) for case in CASES]
+    ours = summed_nll(model, [case.prompt for case in CASES], chunk)
     assert ours == pytest.approx([case.sum_nll for case in CASES], rel=1e-3)
 
 

@@ -7,7 +7,7 @@ Starts a server on a free port with the arguments behind `--`, measures what it 
 come, work at twice that rate and trouble (see `visitors`) at half of it. Judges:
 
 - every status is one that the client in question may get; no 5xx but 504 for a client's own timeout
-- no gap of a polite stream is longer than --max-gap times the server's target, no turn of the event loop longer
+- no gap of a polite stream is longer than --max-gap times the target, no turn of the event loop longer
   than --max-turn; refusals (429) are answers, not faults, and are counted
 - every answer is whole, and the greedy reply the same to the bit, before, amid and after
 - the memory of the process grows by less than --max-growth MiB in the last two thirds of the time (in less
@@ -52,7 +52,7 @@ SERVE = (
     *("--max-body-size", str(MAX_BODY), "--send-timeout", "8", "--timeout-keep-alive", "20"),
     *("--shutdown-timeout", str(SHUTDOWN_S), "--step-timeout", "60"),
 )
-"""Small limits, so that the queue, the KV cache and the timeouts are reached. The target is the automatic one."""
+"""Small limits, so that the queue, the KV cache and the timeouts are reached. The target is automatic."""
 DESCRIPTORS = 512
 
 

@@ -33,6 +33,8 @@ class Tokenizer:
         self._vocabulary = vocabulary
         self._isolation_given = isolation
         self._trust_special_tokens = trust_special_tokens
+        self.longest_token = longest_token(vocabulary)
+        """The most bytes of a text that one token can stand for; None if that has no bound known here."""
 
     @cached_property
     def _isolation(self) -> Isolation:
@@ -71,11 +73,6 @@ class Tokenizer:
     def add_eos(self) -> bool:
         """Whether the model wants EOS after every text."""
         return self.eos_id in self._vocabulary.suffix
-
-    @cached_property
-    def longest_token(self) -> int | None:
-        """The most bytes of a text that one token can stand for; None if that has no bound known here."""
-        return longest_token(self._vocabulary)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
         """The ids of `text`.

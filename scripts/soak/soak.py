@@ -177,6 +177,7 @@ async def soak(process: subprocess.Popen[str], port: int, options: argparse.Name
         *(sys.executable, str(SCRIPTS / "soak" / "polite.py"), str(port), str(options.seconds)),
         stdout=subprocess.PIPE,
     )
+    os.nice(10)  # these clients share the server's cores, and the polite one's gaps are to be the server's
     tally = await run.storm(rate, options.seconds)
     gap = float((await polite.communicate())[0] or "inf")
     watching.cancel()

@@ -16,6 +16,7 @@ from typing import Any
 
 from legato.core.block_pool import BlockPool
 from legato.core.events import Event, FinishEvent, TokenEvent
+from legato.core.law import check_schedule, check_state
 from legato.core.order import ORDERS
 from legato.core.plan import plan
 from legato.core.prefill import Chunked, FillBudget, PrefillPolicy, WholePrompt
@@ -86,13 +87,13 @@ class Player:
         if not scheduler.has_work:
             return {"events": _events(expired)}
         schedule = scheduler.schedule(call["now"])
-        scheduler.check_schedule(schedule)
+        check_schedule(scheduler, schedule)
         scheduler.commit(schedule)
         if call["call"] == "fail":
             events = scheduler.fail("it broke")
         else:
             events = scheduler.complete(self._runner.run(plan(scheduler, schedule)), call["now"])
-        scheduler.check()
+        check_state(scheduler)
         return {**_schedule(schedule), "events": _events((*expired, *events))}
 
 
@@ -156,7 +157,7 @@ def _request(call: Json) -> Request:
 
 def _schedule(schedule: Schedule) -> Json:
     return {
-        "runs": [[*run] for run in schedule.runs],
+        "runs": [[*run[:4]] for run in schedule.runs],
         "num_decodes": len(schedule.decodes),
         "admitted": schedule.admitted,
         "preempted": schedule.preempted,

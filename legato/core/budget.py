@@ -64,24 +64,24 @@ class Allowance:
     cost: StepCost | None = None
     """The prices, if the budget knows them."""
 
-    def left(self, start: int) -> int:
-        """The most tokens of a chunk from position `start` on."""
+    def left(self, start: int, *, scored: bool = False) -> int:
+        """The most tokens of a chunk from position `start` on, all of it `scored` or none."""
         if self.cost is None or self.seconds == math.inf:
             return self.tokens
         seconds = max(self.seconds, self.floor)
-        fits = self.cost.chunk_within(seconds, start)
+        fits = self.cost.chunk_within(seconds, start, scored=scored)
         if fits < 2:  # a single token has a price of its own
-            fits = 2 if self.floor else int(self.cost.chunk_seconds(start, 1) <= seconds)
+            fits = 2 if self.floor else int(self.cost.chunk_seconds(start, 1, int(scored)) <= seconds)
         return int(fits) if fits < self.tokens else self.tokens
 
-    def shortest(self, start: int, length: int) -> int:
+    def shortest(self, start: int, length: int, *, scored: bool = False) -> int:
         """The tokens from position `start` on that take as long as `length` tokens at the start of a text.
 
         Where seconds count, a chunk far into a text may be shorter and is still worth its place in a step.
         """
         if self.cost is None or self.seconds == math.inf:
             return length
-        fits = self.cost.chunk_within(self.cost.chunk_seconds(0, length), start)
+        fits = self.cost.chunk_within(self.cost.chunk_seconds(0, length), start, scored=scored)
         return max(1, int(fits)) if fits < length else length
 
     def share(self, part: float, start: int, length: int) -> "Allowance":
@@ -94,12 +94,12 @@ class Allowance:
         seconds = self.seconds - self.cost.chunk_seconds(start, length) * (1 + ROUNDING)
         return replace(self, tokens=tokens, seconds=min(self.seconds * part, seconds), floor=0.0)
 
-    def take(self, start: int, length: int) -> None:
+    def take(self, start: int, length: int, num_scored: int = 0) -> None:
         """A chunk was placed. It is longer than `left` only where a policy runs a whole prompt."""
         self.tokens -= length
         if self.cost is None or self.seconds == math.inf:
             return
-        self.seconds -= self.cost.chunk_seconds(start, length)
+        self.seconds -= self.cost.chunk_seconds(start, length, num_scored)
         if self.seconds < 0 and self.limit is Limit.TARGET:
             self.limit = Limit.FLOOR
         self.floor = 0.0

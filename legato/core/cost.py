@@ -1,6 +1,6 @@
 """How long a step takes: predicted from what is in it, learned from the steps that ran.
 
-    seconds = pace (step + head [something is sampled] + decode d + prefill p
+    seconds = pace (step + head [something is sampled] + decode (d + scored rows) + prefill p
                     + context (positions that decodes read)
                     + pair (sum over chunks of (2 start + length) length))
 
@@ -58,6 +58,8 @@ class StepShape(NamedTuple):
     """Sum over chunks of (2 start + length) length: twice their pairs of query and key."""
     samples: bool
     """Whether any row becomes a token."""
+    num_scored: int = 0
+    """Rows whose logits score prompt tokens: the LM head computes them, so each is priced as a decode."""
 
     @property
     def mix(self) -> int:
@@ -96,11 +98,11 @@ class StepCost:
 
     def seconds(self, shape: StepShape) -> float:
         """Predicted seconds of a step."""
-        num_decodes, num_prefill, decode_context, prefill_pairs, samples = shape
+        num_decodes, num_prefill, decode_context, prefill_pairs, samples, num_scored = shape
         return self.pace[shape.mix] * (
             self.step
             + self.head * samples
-            + self.decode * num_decodes
+            + self.decode * (num_decodes + num_scored)
             + self.prefill * num_prefill
             + self.context * decode_context
             + self.pair * prefill_pairs
@@ -115,21 +117,23 @@ class StepCost:
         mixed = self.pace[2 if decodes.num_decodes else 1]
         return seconds / mixed - self.seconds(decodes) / self.pace[decodes.mix]
 
-    def chunk_seconds(self, start: int, length: int) -> float:
+    def chunk_seconds(self, start: int, length: int, num_scored: int = 0) -> float:
         """What a chunk adds to a step. One of a single token is a decode, as in `shape_of`."""
         if length == 1:
-            return self.decode + self.context * (start + 1)
-        return self.prefill * length + self.pair * (2 * start + length) * length
+            return self.decode * (1 + num_scored) + self.context * (start + 1)
+        pairs = (2 * start + length) * length
+        return self.prefill * length + self.decode * num_scored + self.pair * pairs
 
-    def chunk_within(self, seconds: float, start: int) -> float:
-        """The longest chunk from position `start` on that adds at most `seconds` to a step.
+    def chunk_within(self, seconds: float, start: int, *, scored: bool = False) -> float:
+        """The longest chunk from position `start` on, all of it `scored` or none, that adds at most `seconds`
+        to a step.
 
         A real number, infinite if chunks cost nothing, 0 if no time is left: where `chunk_seconds(start, L)`
         is `seconds`, if the chunk has more than one token.
         """
         if seconds <= 0:
             return 0.0
-        linear = self.prefill + 2 * start * self.pair
+        linear = self.prefill + 2 * start * self.pair + self.decode * scored
         # this form of the root is no difference of near numbers, and holds for pair = 0 as well
         divisor = linear + math.sqrt(linear * linear + 4 * self.pair * seconds)
         return 2 * seconds / divisor if divisor else math.inf
@@ -228,8 +232,9 @@ class CostModel:
             self.margin = max(1.0, quantile(self._ratios, MARGIN_QUANTILE))
 
     def _add(self, shape: StepShape, kind: tuple[int, ...], seconds: float, weight: float) -> None:
-        num_decodes, num_prefill, decode_context, prefill_pairs, samples = shape
-        row = [x / seconds for x in (1, samples, num_decodes, num_prefill, decode_context, prefill_pairs)]
+        num_decodes, num_prefill, decode_context, prefill_pairs, samples, num_scored = shape
+        features = 1, samples, num_decodes + num_scored, num_prefill, decode_context, prefill_pairs
+        row = [x / seconds for x in features]
         new = sample_sums(row, weight)
         old = self._kinds.get(kind, [0.0] * len(new))
         self._kinds[kind] = [KEEP * was + more for was, more in zip(old, new, strict=True)]

@@ -156,7 +156,7 @@ class Draft:
             if self._is_open(prompt) and not self._is_barred(prompt) and self._ends_within(prompt, kept):
                 settled.add(prompt.id)
                 if self._settle(prompt):
-                    kept.take(self._chunks[-1].start, self._chunks[-1].length)
+                    kept.take(self._chunks[-1].start, self._chunks[-1].length, self._chunks[-1].num_scored)
         return settled
 
     def _start(self, prompt: Sequence) -> int:
@@ -179,7 +179,7 @@ class Draft:
             if last > 0 and not self._pool.find(prompt.chain[last : last + 1]):
                 return False  # as with most: one look-up of a block that must be computed, in place of all
         start = self._start(prompt)
-        remaining, left = prompt.num_known - start, kept.left(start)
+        remaining, left = prompt.num_known - start, kept.left(start, scored=prompt.num_unscored > 0)
         return remaining <= min(self._scheduler.prefill_policy.chunk_len(remaining, left, False), left)
 
     def _settle(self, prompt: Sequence) -> bool:
@@ -226,23 +226,24 @@ class Draft:
         """
         policy, config = self._scheduler.prefill_policy, self._scheduler.config
         alone = not self._decodes and not self._chunks
-        remaining, left = prompt.num_known - start, self._allowance.left(start)
+        scored = prompt.num_unscored > 0
+        remaining, left = prompt.num_known - start, self._allowance.left(start, scored=scored)
         length = policy.chunk_len(remaining, left, alone)
         limit = remaining if policy.whole and alone else min(remaining, left)
         length = min(max(length, int(alone)), limit)
         if length < 1:
             return Reason.POLICY if left else Reason.MIN_CHUNK
         last = length == remaining
-        cut = length == left and length < self._allowance.shortest(start, config.min_chunk)
+        cut = length == left and length < self._allowance.shortest(start, config.min_chunk, scored=scored)
         if cut and not last and self._chunks:
             return Reason.MIN_CHUNK
         waits = prompt.status is not Status.RUNNING
         if waits and not last and self._is_over_partial_cap(prompt):
             return Reason.PARTIAL
         self._partial_blocks += self._pool.blocks_for(prompt.num_known) * (waits - last)
-        chunk = Chunk(prompt.id, start, length, last)
+        chunk = Chunk(prompt.id, start, length, last, len(prompt.scored(start, start + length)))
         self._chunks.append(chunk)
-        self._allowance.take(start, length)
+        self._allowance.take(start, length, chunk.num_scored)
         for digest in prompt.chain[start // self._pool.block_size + 1 :][:1]:
             self._leaders[digest] = prompt, chunk
         return None

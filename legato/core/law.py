@@ -122,7 +122,9 @@ def _takes_as_long(schedule: Schedule, chunk: Chunk, length: int) -> bool:
     cost = schedule.cost
     if cost is None or schedule.limit is Limit.TOKENS:
         return False
-    return cost.chunk_seconds(chunk.start, chunk.length + 1) >= cost.chunk_seconds(0, length) * (1 - 1e-9)
+    scored = chunk.length + 1 if chunk.num_scored else 0
+    enough = cost.chunk_seconds(0, length) * (1 - 1e-9)
+    return cost.chunk_seconds(chunk.start, chunk.length + 1, scored) >= enough
 
 
 def _check_target(schedule: Schedule, policy: PrefillPolicy) -> None:
@@ -137,7 +139,7 @@ def _check_target(schedule: Schedule, policy: PrefillPolicy) -> None:
     assert within or schedule.limit is not Limit.TARGET, "over the target"
     if not within and not policy.whole and schedule.chunks[-1].length > 2:
         alone = schedule.cost.seconds(shape_of((run.start, 1, True) for run in schedule.decodes))
-        seconds = sum(schedule.cost.chunk_seconds(chunk.start, chunk.length) for chunk in schedule.chunks)
+        seconds = sum(schedule.cost.chunk_seconds(*chunk[1:3], chunk.num_scored) for chunk in schedule.chunks)
         assert seconds <= FLOOR_SHARE * max(schedule.target, alone) * (1 + 1e-9), "over the floor"
 
 

@@ -113,7 +113,8 @@ class StepPlan:
         """What its time depends on."""
         sampled = {row.seq for row in self.sample}
         seqs = self.batch.seqs
-        return shape_of((seq.start, len(seq.tokens), i in sampled) for i, seq in enumerate(seqs))
+        shape = shape_of((seq.start, len(seq.tokens), i in sampled) for i, seq in enumerate(seqs))
+        return shape._replace(num_scored=sum(len(rows.targets) for rows in self.score))
 
 
 class Fault(NamedTuple):
@@ -161,7 +162,7 @@ def plan(scheduler: "Scheduler", schedule: "Schedule") -> StepPlan:
     seqs: list[ForwardSeq] = []
     sample: list[SampleRow] = []
     score: list[ScoreRows] = []
-    for number, (request_id, start, length, last) in enumerate(schedule.runs):
+    for number, (request_id, start, length, last, _) in enumerate(schedule.runs):
         sequence, end = scheduler.running[request_id], start + length
         if last:
             sample.append(sequence.sample_row(number))

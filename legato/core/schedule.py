@@ -44,6 +44,8 @@ class Chunk(NamedTuple):
     length: int
     last: bool
     """Whether it reaches the newest known token: then, and only then, its logits become a token."""
+    num_scored: int = 0
+    """Positions whose logits give log-probabilities of prompt tokens."""
 
     @property
     def end(self) -> int:
@@ -97,7 +99,7 @@ class Schedule:
     @cached_property
     def shape(self) -> StepShape:
         """What its time depends on."""
-        shape, num = shape_of([chunk[1:] for chunk in self.chunks]), len(self.decodes)
+        shape, num = shape_of([chunk[1:4] for chunk in self.chunks]), len(self.decodes)
         context = sum([run.start for run in self.decodes]) + num
         return StepShape(
             shape.num_decodes + num,
@@ -105,6 +107,7 @@ class Schedule:
             shape.decode_context + context,
             shape.prefill_pairs,
             shape.samples or num > 0,
+            sum([chunk.num_scored for chunk in self.chunks]),
         )
 
     @cached_property

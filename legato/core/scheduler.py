@@ -17,7 +17,6 @@ import heapq
 from dataclasses import dataclass
 from itertools import accumulate
 
-from legato.core import law
 from legato.core.admission import MAX_PREEMPTIONS
 from legato.core.block_pool import BlockPool
 from legato.core.budget import Budget, FixedBudget
@@ -230,7 +229,7 @@ class Scheduler:
         for request_id in schedule.admitted:  # all of them first: no block that one shares may be evicted
             self._admit(request_id, starts[request_id])
         size = self.blocks.block_size
-        for request_id, _, _, _ in schedule.runs:
+        for request_id, *_ in schedule.runs:
             sequence = self.running[request_id]
             if len(sequence.tokens) > len(sequence.blocks) * size:
                 self._grow(sequence)
@@ -251,7 +250,7 @@ class Scheduler:
         self.budget.note(schedule.shape, now - schedule.now)
         sampled, size = iter(result.sampled), self.blocks.block_size
         events: list[Event] = []
-        for request_id, start, length, last in schedule.runs:
+        for request_id, start, length, last, _ in schedule.runs:
             token = next(sampled) if last else None
             sequence = self.running.get(request_id)
             if sequence is None:
@@ -286,16 +285,6 @@ class Scheduler:
         for sequence in living:
             self._end(sequence, Move.FAIL, FinishReason.ERROR)
         return tuple(FinishEvent(sequence.id, FinishReason.ERROR, message) for sequence in living)
-
-    # -- the law, recomputed from scratch ---------------------------------------------------------------
-
-    def check(self) -> None:
-        """Raises AssertionError if the state contradicts itself. Called by tests after every call."""
-        law.check_state(self)
-
-    def check_schedule(self, schedule: Schedule) -> None:
-        """Raises AssertionError if a schedule, decided and not yet committed, breaks the law."""
-        law.check_schedule(self, schedule)
 
     # -- the only places where blocks and states change --------------------------------------------------
 

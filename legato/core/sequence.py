@@ -103,9 +103,14 @@ class Sequence:
         generated = tuple(self.tokens[len(request.prompt) :])
         return SampleRow(seq, request.id, request.params, num_generated, prompt, generated, self.matcher)
 
+    def scored(self, start: int, end: int) -> range:
+        """The positions from `start` to `end` whose logits score the prompt's next token."""
+        last = len(self.request.prompt) - 1
+        return range(max(start, last - self.num_unscored), min(end, last))
+
     def score_rows(self, seq: int, start: int, end: int) -> ScoreRows:
-        """The positions of row `seq` of a batch, from `start` to `end`, whose logits score prompt tokens."""
-        prompt, num_top = self.request.prompt, self.request.params.prompt_logprobs
+        """Those positions, of row `seq` of a batch."""
+        scored, num_top = self.scored(start, end), self.request.params.prompt_logprobs
         assert num_top is not None
-        first = max(start, len(prompt) - 1 - self.num_unscored)
-        return ScoreRows(seq, self.id, first - start, prompt[first + 1 : end + 1], num_top)
+        targets = self.request.prompt[scored.start + 1 : scored.stop + 1]
+        return ScoreRows(seq, self.id, scored.start - start, targets, num_top)

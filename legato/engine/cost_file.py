@@ -32,12 +32,18 @@ class Sample(BaseModel):
     decode_context: Count
     prefill_pairs: Count
     samples: bool
+    num_scored: Count = 0
     seconds: Annotated[float, Field(ge=1e-9, le=3600)]
 
     @property
     def shape(self) -> StepShape:
         return StepShape(
-            self.num_decodes, self.num_prefill, self.decode_context, self.prefill_pairs, self.samples
+            self.num_decodes,
+            self.num_prefill,
+            self.decode_context,
+            self.prefill_pairs,
+            self.samples,
+            self.num_scored,
         )
 
 

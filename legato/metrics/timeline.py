@@ -270,7 +270,7 @@ class Timelines:
     def _compute(self, runs: Iterable[Chunk]) -> int:
         """Note what was computed; how many positions of it were computed before."""
         recomputed = 0
-        for request_id, start, length, _ in runs:
+        for request_id, start, length, *_ in runs:
             timeline = self._living.get(request_id)
             if timeline is None:
                 continue

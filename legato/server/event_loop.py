@@ -15,9 +15,9 @@ T = TypeVar("T")
 SLICE_S = 0.005
 """How long a turn may have lasted before tasks that have more to do leave the rest for the next one."""
 MAX_SOCKETS = 4
-"""Sockets that one turn serves. A request costs about a millisecond of processor time from its bytes to its
-place in the queue, and up to ten milliseconds of a turn while the steps use every core. Without a limit, 2,000
-requests that come at once would be one turn of seconds."""
+"""Sockets that one turn serves. A request costs about a millisecond of processor time until it is queued, and
+up to ten milliseconds of a turn while the steps use every core. Without a limit, 2,000 requests that come at
+once would be one turn of seconds."""
 
 
 class Turns:

@@ -8,6 +8,7 @@ from legato.core.block_pool import BlockPool
 from legato.core.budget import Budget
 from legato.core.cost import StepShape
 from legato.core.events import Event, TokenEvent
+from legato.core.law import check_schedule, check_state
 from legato.core.order import Fcfs, Order
 from legato.core.plan import StepPlan, plan
 from legato.core.prefill import PrefillPolicy
@@ -64,29 +65,29 @@ class Rig:
             tpot_target=tpot_target,
         )
         self.scheduler.add(request)
-        self.scheduler.check()
+        check_state(self.scheduler)
         return request
 
     def decide(self) -> Schedule:
         """Decide the next step twice, and see that deciding changes nothing."""
         schedule = self.scheduler.schedule(self.now)
         assert schedule == self.scheduler.schedule(self.now)
-        self.scheduler.check()
-        self.scheduler.check_schedule(schedule)
+        check_state(self.scheduler)
+        check_schedule(self.scheduler, schedule)
         return schedule
 
     def begin(self) -> StepPlan:
         """Decide, commit and plan a step; `finish` completes it."""
         schedule = self.decide()
         self.scheduler.commit(schedule)
-        self.scheduler.check()
+        check_state(self.scheduler)
         self.schedules.append(schedule)
         return plan(self.scheduler, schedule)
 
     def finish(self, step: StepPlan) -> tuple[Event, ...]:
         self.now += self.seconds(step.shape)
         events = self.scheduler.complete(self.runner.run(step), self.now)
-        self.scheduler.check()
+        check_state(self.scheduler)
         self.events += events
         return events
 

@@ -10,6 +10,7 @@ from rig import NoForesight, Rig, build_rig, expected_reply, made_up
 from legato.core.admission import MAX_PREEMPTIONS
 from legato.core.block_pool import BlockPool
 from legato.core.events import FinishEvent, TokenEvent
+from legato.core.law import check_state
 from legato.core.lifecycle import Status
 from legato.core.preemption import CONTEXT, choose_victims, recompute_cost
 from legato.core.prefill import Chunked
@@ -319,7 +320,7 @@ def test_a_preempted_reply_goes_on_as_if_nothing_had_happened(block_size: int, a
     for _ in range(3):
         sequence = rig.scheduler.sequence(request.id)
         rig.scheduler._preempt(sequence)
-        rig.scheduler.check()
+        check_state(rig.scheduler)
         taken = rig.scheduler.blocks.try_take(rig.scheduler.blocks.num_free)  # overwrite what it had
         assert taken is not None
         rig.scheduler.blocks.release(taken)
@@ -349,7 +350,7 @@ def test_what_is_over_its_deadline_ends_before_any_work_is_done_for_it() -> None
     assert rig.scheduler.expire(2.0) == (FinishEvent(RequestId("waiting"), FinishReason.TIMEOUT),)
     rig.step()
     assert rig.scheduler.expire(9.0) == (FinishEvent(RequestId("running"), FinishReason.TIMEOUT),)
-    rig.scheduler.check()
+    check_state(rig.scheduler)
     rig.run()
     assert len(rig.tokens("patient")) == 5
     assert not rig.tokens("waiting")

@@ -18,7 +18,7 @@ from legato.core.budget import (
     Limit,
     TargetBudget,
 )
-from legato.core.cost import CostModel, StepCost, shape_of
+from legato.core.cost import CostModel, StepCost, StepShape, shape_of
 from legato.core.request import Request, RequestId, SamplingParams
 from legato.core.sequence import Sequence
 
@@ -67,6 +67,25 @@ def budget_of(
     target: float | None, *, max_tokens: int = 2048, min_chunk: int = 32, margin: float = 1.0
 ) -> TargetBudget:
     return TargetBudget(max_tokens, knowing(TRUE, margin), target=target, min_chunk=min_chunk)
+
+
+@given(COSTS, st.floats(0, 5), st.integers(0, 20_000))
+def test_a_scored_chunk_is_priced_as_a_decode_for_each_scored_row(
+    cost: StepCost, seconds: float, start: int
+) -> None:
+    """Each of its rows goes through the LM head, so fewer fit into the same time."""
+    tokens = 3_000
+    allowance = Allowance(Limit.TARGET, tokens, seconds=seconds, cost=cost)
+    left = allowance.left(start, scored=True)
+    assert left <= allowance.left(start)
+    tiny = 1e-9 * max(seconds, 1.0)
+    if left:
+        assert cost.chunk_seconds(start, left, left) <= seconds + tiny
+    if left < tokens:
+        assert cost.chunk_seconds(start, left + 1, left + 1) > seconds - tiny
+    shape = StepShape(0, 64, 0, 64 * 64, False)
+    scored = cost.seconds(shape._replace(num_scored=64)) - cost.seconds(shape)
+    assert scored == pytest.approx(cost.pace[1] * 64 * cost.decode, abs=1e-12)
 
 
 # -- an allowance -----------------------------------------------------------------------------------------
@@ -353,3 +372,28 @@ def test_gaps_keep_to_the_target_while_a_long_prompt_arrives_and_the_machine_slo
         assert len(gaps) > 20
         assert max(gaps) < 0.1 * 1.1
         assert sum(gaps) / len(gaps) > 0.1 * used, "the target is made use of"
+
+
+def test_gaps_keep_to_the_target_while_a_prompt_is_scored() -> None:
+    """The log-probabilities of a prompt's tokens cost a row of logits each: its chunks are shorter."""
+    longest: dict[int | None, float] = {}
+    for scored in (None, 0):
+        budget = TargetBudget(2048, knowing(TRUE, 1.0), target=0.06, min_chunk=16)
+        rig = build_rig(
+            budget=2048, max_running=16, num_blocks=400, block_size=16, timed=budget, seconds=TRUE.seconds
+        )
+        for i in range(4):
+            rig.add(f"s{i}", 40, max_tokens=400)
+        for _ in range(20):
+            rig.step()
+        rig.schedules.clear()
+        rig.add("long", 600, max_tokens=1, prompt_logprobs=scored)
+        for _ in range(80):
+            rig.step()
+        chunks = [chunk for schedule in rig.schedules for chunk in schedule.chunks]
+        assert sum(chunk.length for chunk in chunks) == 600
+        assert sum(chunk.num_scored for chunk in chunks) == (0 if scored is None else 599)
+        assert all(TRUE.seconds(schedule.shape) <= 0.06 * 1.1 for schedule in rig.schedules)
+        longest[scored] = max(chunk.length for chunk in chunks)
+    none, some = longest.values()
+    assert some < none / 2

@@ -4,6 +4,7 @@ import pytest
 from rig import VOCAB, Rig, build_rig, made_up
 
 from legato.core.events import FinishEvent, PromptEvent, TokenEvent
+from legato.core.law import check_state
 from legato.core.plan import Sampled
 from legato.core.prefill import Chunked
 from legato.core.stopping import FinishReason
@@ -104,7 +105,7 @@ def test_a_preemption_scores_nothing_twice(num_computed: int) -> None:
     while sequence.num_computed < num_computed:
         rig.step()
     rig.scheduler._preempt(sequence)
-    rig.scheduler.check()
+    check_state(rig.scheduler)
     schedule = rig.step()
     (chunk,) = schedule.chunks
     assert 0 < chunk.start <= num_computed

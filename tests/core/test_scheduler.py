@@ -7,6 +7,7 @@ from rig import VOCAB, Rig, build_rig, expected_reply
 
 from legato.core.block_pool import BlockPool
 from legato.core.events import FinishEvent, TokenEvent
+from legato.core.law import check_state
 from legato.core.lifecycle import Status
 from legato.core.prefill import Chunked, FillBudget, WholePrompt
 from legato.core.request import RequestId
@@ -348,7 +349,7 @@ def test_an_abort_in_any_state_gives_every_block_back(steps: int, in_flight: boo
         step = rig.begin() if in_flight and living else None
         known = name in rig.scheduler.running or name in rig.scheduler.waiting
         events = rig.scheduler.abort(name)
-        rig.scheduler.check()
+        check_state(rig.scheduler)
         assert events == ((FinishEvent(name, FinishReason.ABORT),) if known else ())
         assert rig.scheduler.abort(name) == ()
         if step is not None:
@@ -375,7 +376,7 @@ def test_a_failed_step_ends_its_sequences_and_no_others() -> None:
     rig.step()
     rig.begin()
     events = rig.scheduler.fail("it broke")
-    rig.scheduler.check()
+    check_state(rig.scheduler)
     assert events == tuple(FinishEvent(name, FinishReason.ERROR, "it broke") for name in ids("A", "B"))
     rig.run()
     assert rig.tokens("C") == expected_reply(other.prompt, 2)

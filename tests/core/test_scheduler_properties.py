@@ -10,6 +10,7 @@ from legato.core.budget import TargetBudget
 from legato.core.cost import CostModel, StepCost
 from legato.core.draft import OVERDUE_STEPS
 from legato.core.events import FinishEvent
+from legato.core.law import check_state
 from legato.core.order import Fair, Fcfs, Order, Priority, Shortest
 from legato.core.prefill import Chunked, FillBudget, WholePrompt
 from legato.core.replies import ReplyLengths
@@ -144,7 +145,7 @@ class Histories(RuleBasedStateMachine):
         for event in self.rig.scheduler.expire(self.rig.now):
             assert event.reason is FinishReason.TIMEOUT
             self.end(event)
-        self.rig.scheduler.check()
+        check_state(self.rig.scheduler)
 
     @precondition(lambda self: self.rig.scheduler.has_work)
     @rule()
@@ -152,7 +153,7 @@ class Histories(RuleBasedStateMachine):
         self.rig.begin()
         for event in self.rig.scheduler.fail("it broke"):
             self.end(event)
-        self.rig.scheduler.check()
+        check_state(self.rig.scheduler)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data(), in_flight=st.booleans())
@@ -161,7 +162,7 @@ class Histories(RuleBasedStateMachine):
         step = self.rig.begin() if in_flight and self.rig.scheduler.has_work else None
         for event in self.rig.scheduler.abort(name):
             self.end(event)
-        self.rig.scheduler.check()
+        check_state(self.rig.scheduler)
         if step is not None:
             self.rig.finish(step)
 
@@ -173,7 +174,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def law(self) -> None:
         if hasattr(self, "rig"):
-            self.rig.scheduler.check()
+            check_state(self.rig.scheduler)
             for sequence in (*self.rig.scheduler.running.values(), *self.rig.scheduler.waiting.values()):
                 assert sequence.num_preemptions <= MAX_PREEMPTIONS
                 assert not (self.rig.scheduler.config.strict and sequence.num_preemptions)

@@ -11,6 +11,7 @@ from rig import build_rig
 from legato.core.budget import TargetBudget
 from legato.core.cost import CostModel, StepCost
 from legato.core.draft import MAX_OVERTAKEN, OVERDUE_STEPS
+from legato.core.law import check_schedule
 from legato.core.order import Fair, Fcfs, Order, Priority, Shortest
 from legato.core.plan import plan
 from legato.core.prefill import Chunked, FillBudget, PrefillPolicy, WholePrompt
@@ -101,7 +102,7 @@ def test_short_prompts_leave_a_long_one_its_chunk_however_far_it_is(target: floa
         for i in range(6):
             rig.add(f"{step}/{i}", [*common, step % 100, i, *range(8)], max_tokens=1)
         schedule = scheduler.schedule(0.0)
-        scheduler.check_schedule(schedule)
+        check_schedule(scheduler, schedule)
         scheduler.commit(schedule)
         scheduler.complete(rig.runner.run(plan(scheduler, schedule)), 0.0)
         if any(chunk.request_id == "long" for chunk in schedule.chunks):

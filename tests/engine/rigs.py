@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 
 from legato.core.block_pool import BlockPool
+from legato.core.law import check_state
 from legato.core.plan import StepPlan, StepResult
 from legato.core.prefill import PrefillPolicy
 from legato.core.request import Request, RequestId, SamplingParams
@@ -102,6 +103,6 @@ def make_request(name: str, prompt: tuple[int, ...] = (1, 2, 3), max_tokens: int
 
 def assert_idle(engine: Engine) -> None:
     scheduler = engine.scheduler
-    scheduler.check()
+    check_state(scheduler)
     assert not scheduler.has_work
     assert scheduler.blocks.num_free == scheduler.blocks.num_blocks

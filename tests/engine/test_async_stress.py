@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from legato.core.block_pool import BlockPool
 from legato.core.budget import TargetBudget
 from legato.core.cost import CostModel, StepCost
+from legato.core.law import check_state
 from legato.core.order import ORDERS
 from legato.core.plan import StepPlan
 from legato.core.prefill import Chunked, FillBudget, PrefillPolicy, WholePrompt
@@ -164,7 +165,7 @@ def test_everybody_is_answered_and_nothing_is_left(
         return ends
 
     ends = asyncio.run(asyncio.wait_for(scenario(), 60))
-    scheduler.check()
+    check_state(scheduler)
     assert not scheduler.has_work
     assert scheduler.blocks.num_free == num_blocks
     assert not engine._progress._last

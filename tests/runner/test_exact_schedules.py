@@ -14,6 +14,7 @@ from runner_steps import GEMMA, LLAMA, VOCAB, random_prompt, tiny_weights
 from legato.attention.cpu import CpuAttention
 from legato.core.block_pool import BlockPool
 from legato.core.events import TokenEvent
+from legato.core.law import check_schedule, check_state
 from legato.core.order import Fair, Fcfs, Order, Priority, Shortest
 from legato.core.plan import Sampled, plan
 from legato.core.prefill import Chunked, FillBudget, PrefillPolicy
@@ -92,14 +93,14 @@ class Bench:
 
     def step(self) -> Schedule:
         schedule = self.scheduler.schedule(0.0)
-        self.scheduler.check_schedule(schedule)
+        check_schedule(self.scheduler, schedule)
         self.scheduler.commit(schedule)
         for event in self.scheduler.complete(self.runner.run(plan(self.scheduler, schedule)), 0.0):
             assert isinstance(event, TokenEvent)
             self.replies[event.request_id].append(event.sampled)
             self.cached[event.request_id] = event.num_cached
         self.schedules.append(schedule)
-        self.scheduler.check()
+        check_state(self.scheduler)
         return schedule
 
     def run(self) -> None:

@@ -9,6 +9,7 @@ from runner_steps import VOCAB, random_prompt, tiny_weights
 from test_exact_schedules import ATTENTION, BLOCK, OPS, PREFIX, SPECS, Bench
 
 from legato.core.events import PromptEvent
+from legato.core.law import check_state
 from legato.core.plan import ForwardBatch, ForwardSeq, Sampled, StepPlan, plan
 from legato.core.prefill import Chunked
 from legato.core.request import RequestId
@@ -31,7 +32,7 @@ def scores(bench: Bench, *names: str) -> dict[str, list[Sampled]]:
         for event in bench.scheduler.complete(bench.runner.run(plan(bench.scheduler, schedule)), 0.0):
             if isinstance(event, PromptEvent):
                 told[event.request_id] += event.scored
-        bench.scheduler.check()
+        check_state(bench.scheduler)
     return told
 
 

@@ -16,6 +16,7 @@ import httpx
 import openai
 
 from legato.core.block_pool import BlockPool
+from legato.core.law import check_state
 from legato.core.plan import SampleRow, StepPlan, StepResult
 from legato.core.scheduler import Scheduler, SchedulerConfig
 from legato.engine.async_engine import AsyncEngine
@@ -242,7 +243,7 @@ class RunningServer:
         """The pool idle check: nothing runs, nothing waits, every block is free, no map holds a request."""
         wait_until(lambda: self.service.engine.num_streams == 0 and not self.scheduler.has_work, timeout)
         wait_until(lambda: self.scheduler.blocks.num_used == 0, timeout)
-        self.scheduler.check()
+        check_state(self.scheduler)
 
     def _run(self) -> None:
         try:

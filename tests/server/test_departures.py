@@ -25,6 +25,8 @@ from server_rig import (
     wait_until,
 )
 
+from legato.core.law import check_state
+
 LONG: dict[str, Any] = {"prompt": "hi", "max_tokens": 500, "ignore_eos": True}
 
 
@@ -175,7 +177,7 @@ def test_c_06_a_thousand_requests_leave_no_state() -> None:
             assert service.engine.num_streams == 0
         assert not scheduler.has_work
         assert scheduler.blocks.num_used == 0
-        scheduler.check()
+        check_state(scheduler)
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(run())
@@ -199,7 +201,7 @@ def test_c_07_requests_that_end_in_their_prefill_step_leave_no_block() -> None:
             assert (await long).json()["usage"]["completion_tokens"] == 400
             await service.engine.drain()
         assert service.engine.engine.scheduler.blocks.num_used == 0
-        service.engine.engine.scheduler.check()
+        check_state(service.engine.engine.scheduler)
 
     asyncio.run(run())
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 
 from legato.core.cost import PRIOR, StepCost, StepShape
+from legato.core.law import check_state
 from legato.core.plan import StepPlan
 from legato.core.request import Request, RequestId
 from legato.core.scheduler import Scheduler
@@ -94,5 +95,5 @@ def serve_for_real(scheduler: Scheduler, arrivals: Sequence[Arrival], times: Ste
                 lines.lines.append(f"{number} refused")
         if engine.has_work:
             engine.step()
-        scheduler.check()
+        check_state(scheduler)
     return lines.lines

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.target import Load, middle_ids
 from legato.config import EngineSettings, ModelSettings
-from legato.core.cost import quantile
+from legato.cost.cost_model import quantile
 from legato.engine.build import build
 
 REPLY = 20_000
@@ -41,7 +41,7 @@ def measure(load: Load, num_streams: int, num_prompt: int, target: float | None)
     began, first = engine.clock(), len(load.records)
     ttft = _first_token(load, num_prompt)
     gaps = list(load.gaps(began, engine.clock()))
-    limits = [record.schedule.limit.value for record in load.records[first:]]
+    limits = [record.schedule.limited_by.value for record in load.records[first:]]
     load.end()
     row = {
         "decode_step_ms": 1000 * decode,

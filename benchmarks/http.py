@@ -28,10 +28,11 @@ from typing import Any
 
 from legato.core.block_pool import BlockPool
 from legato.core.events import TokenEvent
-from legato.core.plan import StepPlan
+from legato.core.lifecycle import FinishReason
 from legato.core.request import Request, RequestId
-from legato.core.scheduler import Scheduler, SchedulerConfig
-from legato.core.stopping import FinishReason
+from legato.core.scheduler import Scheduler
+from legato.core.state import SchedulerConfig
+from legato.core.step_plan import StepPlan
 from legato.engine.async_engine import AsyncEngine
 from legato.engine.engine import Engine
 from legato.engine.fake import FakeRunner

@@ -14,9 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from legato.core.block_pool import BlockPool
-from legato.core.cost import StepCost, quantile
-from legato.core.order import ORDERS
-from legato.core.scheduler import Scheduler, SchedulerConfig
+from legato.core.scheduler import Scheduler
+from legato.core.scheduling_policy import SCHEDULING_POLICIES
+from legato.core.state import SchedulerConfig
+from legato.cost.cost_model import quantile
+from legato.cost.step_cost import StepCost
 from legato.metrics.timeline import NO_TARGETS
 from legato.sim.recorder import Recorder
 from legato.sim.simulator import simulate
@@ -46,7 +48,7 @@ def serve(
         vocab_size=1 << 20,
         min_chunk=32,
     )
-    scheduler = Scheduler(config, BlockPool(num_blocks, 32), order=ORDERS[order](budget))
+    scheduler = Scheduler(config, BlockPool(num_blocks, 32), policy=SCHEDULING_POLICIES[order](budget))
     recorder = Recorder(NO_TARGETS)
     simulate(scheduler, arrivals, StepTimes(cost), observers=[recorder])
     timelines = sorted(recorder.ended, key=lambda t: int(t.request_id))
@@ -84,7 +86,7 @@ def main() -> None:
     parser.add_argument("--fixed", type=float, default=14.9e-3)
     parser.add_argument("--per-prefill", type=float, default=81e-6)
     parser.add_argument("--per-decode", type=float, default=95e-6)
-    parser.add_argument("--orders", nargs="+", default=list(ORDERS), choices=ORDERS)
+    parser.add_argument("--orders", nargs="+", default=list(SCHEDULING_POLICIES), choices=SCHEDULING_POLICIES)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from legato.attention.reference import ReferenceAttention
 from legato.config import ModelSettings
-from legato.core.plan import ForwardBatch, ForwardSeq, StepPlan
 from legato.core.request import RequestId
+from legato.core.step_plan import ForwardBatch, ForwardSeq, StepPlan
 from legato.models.decoder import Decoder
 from legato.models.load import OpenedModel, open_model
 from legato.models.source import resolve

@@ -17,9 +17,10 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from legato.core.plan import SampleRow
-from legato.core.request import RequestId, SamplingParams
+from legato.core.request import RequestId
+from legato.core.step_plan import SampleRow
 from legato.runner.sampler import sample
+from legato.sampling_params import SamplingParams
 
 VOCAB = 262_144
 SPREAD = 4.5

@@ -19,16 +19,19 @@ from dataclasses import asdict, dataclass
 
 from legato.core.admission import WATERMARK
 from legato.core.block_pool import BlockPool
-from legato.core.plan import Sampled, StepResult, plan
-from legato.core.replies import ReplyLengths
-from legato.core.request import Request, RequestId, SamplingParams
-from legato.core.scheduler import Scheduler, SchedulerConfig
+from legato.core.output_lengths import OutputLengthEstimator
+from legato.core.plan import plan
+from legato.core.request import Request, RequestId
+from legato.core.scheduler import Scheduler
+from legato.core.state import SchedulerConfig
+from legato.core.step_plan import StepResult, TokenLogprobs
+from legato.sampling_params import SamplingParams
 
 BLOCK = 32
 PROMPT = 1200
 STEPS = 300
 WAITING_PROMPT = 1000
-TOKEN = Sampled(7)
+TOKEN = TokenLogprobs(7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +57,16 @@ def filled(running: int, waiting: int, waiting_for: str) -> Scheduler:
     config = SchedulerConfig(
         max_batch_tokens=max(8192, 2 * running), max_running=places, max_model_len=4096, vocab_size=1 << 20
     )
-    foreseen = ReplyLengths(guess=num_tokens - PROMPT, weight=1e9)
+    foreseen = OutputLengthEstimator(guess=num_tokens - PROMPT, weight=1e9)
     pool = BlockPool(math.ceil((need + 8) / (1 - WATERMARK)), BLOCK)
-    scheduler = Scheduler(config, pool, replies=foreseen)
+    scheduler = Scheduler(config, pool, output_lengths=foreseen)
     for i in range(running):
         scheduler.add(request(i, PROMPT, num_tokens - PROMPT))
-    while sum(s.remaining == 1 for s in scheduler.running.values()) < running:
+    while sum(s.num_remaining == 1 for s in scheduler.state.running.values()) < running:
         step(scheduler)
     for i in range(waiting):
         scheduler.add(request(running + i, WAITING_PROMPT, 100))
-    assert len(scheduler.running) == running
+    assert len(scheduler.state.running) == running
     return scheduler
 
 
@@ -73,7 +76,7 @@ def step(scheduler: Scheduler) -> tuple[float, float]:
     schedule = scheduler.schedule(0.0)
     decided = time.perf_counter()
     scheduler.commit(schedule)
-    made = plan(scheduler, schedule)
+    made = plan(scheduler.state, schedule)
     paused = time.perf_counter()
     result = StepResult((TOKEN,) * len(made.sample), 0.0)
     resumed = time.perf_counter()
@@ -84,7 +87,7 @@ def step(scheduler: Scheduler) -> tuple[float, float]:
 def measure(running: int, waiting: int, waiting_for: str) -> Row:
     scheduler = filled(running, waiting, waiting_for)
     times = [step(scheduler) for _ in range(STEPS)]
-    assert len(scheduler.running) == running, "someone came in"
+    assert len(scheduler.state.running) == running, "someone came in"
     whole, deciding = (1e6 * statistics.median(column) for column in zip(*times, strict=True))
     return Row(running, waiting, round(whole, 1), round(deciding, 1))
 

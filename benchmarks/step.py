@@ -22,8 +22,8 @@ from torch import Tensor
 from legato.attention.base import AttentionBackend, AttentionBatch, AttentionParams, LayerCache
 from legato.attention.cpu import CpuAttention
 from legato.config import ModelSettings
-from legato.core.plan import ForwardBatch, ForwardSeq, SampleRow, StepPlan
-from legato.core.request import RequestId, SamplingParams
+from legato.core.request import RequestId
+from legato.core.step_plan import ForwardBatch, ForwardSeq, SampleRow, StepPlan
 from legato.models.decoder import Decoder
 from legato.models.load import open_model
 from legato.models.projection import After, LayerOps, Lookup, Norm, Projection
@@ -31,6 +31,7 @@ from legato.models.source import resolve
 from legato.runner.backends import WEIGHTS, layer_ops
 from legato.runner.kv_cache import KVCache
 from legato.runner.runner import TorchRunner
+from legato.sampling_params import SamplingParams
 
 T = TypeVar("T")
 BLOCK = 32

@@ -23,13 +23,14 @@ from pathlib import Path
 
 from legato.config import EngineSettings, ModelSettings
 from legato.core.budget import Budget, FixedBudget, TargetBudget
-from legato.core.cost import quantile
 from legato.core.events import TokenEvent
-from legato.core.request import Request, RequestId, SamplingParams
-from legato.core.stopping import FinishReason
+from legato.core.lifecycle import FinishReason
+from legato.core.request import Request, RequestId
+from legato.cost.cost_model import quantile
 from legato.engine.build import build
 from legato.engine.engine import Engine
 from legato.metrics.journal import StepRecord
+from legato.sampling_params import SamplingParams
 
 STREAMS, LONG = 8, 2_000
 FIXED = (64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024)
@@ -105,7 +106,7 @@ class Run:
 
 def arrival(load: Load, budget: Budget) -> Run:
     engine = load.engine
-    engine.scheduler.budget = budget
+    engine.scheduler.state.budget = budget
     streams = [load.send(100, 2_000) for _ in range(STREAMS)]
     while any(len(load.token_times[stream]) < 10 for stream in streams):
         engine.step()
@@ -143,12 +144,12 @@ def arrivals(load: Load, budget: TargetBudget, targets: list[float], repeats: in
 def change(load: Load, budget: TargetBudget, target: float, seconds: float) -> Row:
     """Long contexts, prompts of all lengths, and a load that doubles in the middle."""
     engine, draw = load.engine, load.draw
-    engine.scheduler.budget, budget.target = budget, target
+    engine.scheduler.state.budget, budget.target = budget, target
     began = engine.clock()
     next_prompt = began
     while (now := engine.clock()) < began + seconds:
         wanted = STREAMS if now < began + seconds / 2 else 2 * STREAMS
-        if len(engine.scheduler.running) + len(engine.scheduler.waiting) < wanted:
+        if len(engine.scheduler.state.running) + len(engine.scheduler.state.waiting) < wanted:
             load.send(draw.choice((1_000, 2_000, 4_000, 7_500)), draw.choice((50, 200, 400)))
         if now > next_prompt:
             load.send(draw.choice((50, 200, 500, 2_000)), 20)
@@ -200,7 +201,7 @@ def main() -> None:
     options = parser.parse_args()
     settings = EngineSettings(tpot_target_ms=options.targets_ms[0], kv_memory=3 << 30, prefix_cache=False)
     built = build(ModelSettings(model=options.model), settings, cache_dir=options.cache_dir)
-    budget = built.engine.scheduler.budget
+    budget = built.engine.scheduler.state.budget
     assert isinstance(budget, TargetBudget)
     load = Load(built.engine, random.Random(0), middle_ids(built.spec.vocab_size))
     built.engine.observe(load)

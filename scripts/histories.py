@@ -16,15 +16,17 @@ from typing import Any
 
 from legato.core.block_pool import BlockPool
 from legato.core.events import Event, FinishEvent, TokenEvent
-from legato.core.law import check_schedule, check_state
-from legato.core.order import ORDERS
+from legato.core.invariants import check_schedule, check_state
+from legato.core.output_lengths import OutputLengthEstimator
 from legato.core.plan import plan
-from legato.core.prefill import Chunked, FillBudget, PrefillPolicy, WholePrompt
-from legato.core.replies import ReplyLengths
-from legato.core.request import Request, RequestId, SamplingParams
+from legato.core.prefill_policy import Chunked, FillBudget, PrefillPolicy, WholePrompt
+from legato.core.request import Request, RequestId
 from legato.core.schedule import Schedule
-from legato.core.scheduler import Scheduler, SchedulerConfig
+from legato.core.scheduler import Scheduler
+from legato.core.scheduling_policy import SCHEDULING_POLICIES
+from legato.core.state import SchedulerConfig
 from legato.engine.fake import FakeRunner
+from legato.sampling_params import SamplingParams
 
 FOLDER = Path(__file__).parent.parent / "tests" / "core" / "histories"
 VOCAB = 50
@@ -48,10 +50,10 @@ SETTINGS: dict[str, Json] = {
 }
 
 
-class Blind(ReplyLengths):
+class Blind(OutputLengthEstimator):
     """Expects every reply to end at once, so that pools run out."""
 
-    def remaining(self, generated: int) -> float:  # noqa: ARG002
+    def remaining(self, num_generated: int) -> float:  # noqa: ARG002
         return 1.0
 
 
@@ -61,7 +63,7 @@ class Player:
     def __init__(self, settings: Json) -> None:
         given = dict(settings)
         order, policy, num_blocks = given.pop("order"), given.pop("policy"), given.pop("num_blocks")
-        replies = Blind() if given.pop("blind", False) else ReplyLengths()
+        output_lengths = Blind() if given.pop("blind", False) else OutputLengthEstimator()
         del given["seed"]
         config = SchedulerConfig(
             max_batch_tokens=16, max_running=6, max_model_len=num_blocks * 4, vocab_size=VOCAB, **given
@@ -70,8 +72,8 @@ class Player:
             config,
             BlockPool(num_blocks, 4),
             prefill_policy=POLICIES[policy],
-            order=ORDERS[order](16),
-            replies=replies,
+            policy=SCHEDULING_POLICIES[order](16),
+            output_lengths=output_lengths,
         )
         self._runner = FakeRunner(num_blocks=num_blocks, block_size=4, vocab_size=VOCAB)
 
@@ -84,16 +86,16 @@ class Player:
         if call["call"] == "abort":
             return {"events": _events(scheduler.abort(RequestId(call["id"])))}
         expired = scheduler.expire(call["now"])
-        if not scheduler.has_work:
+        if not scheduler.state.has_work:
             return {"events": _events(expired)}
         schedule = scheduler.schedule(call["now"])
-        check_schedule(scheduler, schedule)
+        check_schedule(scheduler.state, schedule)
         scheduler.commit(schedule)
         if call["call"] == "fail":
             events = scheduler.fail("it broke")
         else:
-            events = scheduler.complete(self._runner.run(plan(scheduler, schedule)), call["now"])
-        check_state(scheduler)
+            events = scheduler.complete(self._runner.run(plan(scheduler.state, schedule)), call["now"])
+        check_state(scheduler.state)
         return {**_schedule(schedule), "events": _events((*expired, *events))}
 
 
@@ -114,7 +116,7 @@ def record(settings: Json) -> Iterator[str]:
     draw = random.Random(settings["seed"])
     yield _line(settings)
     number = 0
-    while number < NUM_CALLS or player.scheduler.has_work:
+    while number < NUM_CALLS or player.scheduler.state.has_work:
         call: Json = {"call": "step"}
         if number < NUM_CALLS:
             call = _random_call(draw, number, settings["num_blocks"] * 4)
@@ -162,7 +164,7 @@ def _schedule(schedule: Schedule) -> Json:
         "admitted": schedule.admitted,
         "preempted": schedule.preempted,
         "left_out": {request_id: reason.value for request_id, reason in schedule.left_out},
-        "queue": schedule.queue and schedule.queue.value,
+        "queue": schedule.queue_reason and schedule.queue_reason.value,
     }
 
 

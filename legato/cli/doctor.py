@@ -15,7 +15,7 @@ from rich.table import Table
 from legato import __version__
 from legato.cli.load import load_llm
 from legato.config import Settings
-from legato.core.plan import Sampled
+from legato.core.step_plan import TokenLogprobs
 from legato.engine.params import SamplingParams
 from legato.machine import memory, processors
 
@@ -122,7 +122,7 @@ def _self_test(llm: "LLM") -> dict[str, str]:
     return tests | {"same answer in a crowd": result}
 
 
-def _is_clear(token: Sampled) -> bool:
+def _is_clear(token: TokenLogprobs) -> bool:
     """Whether the best choice was better than the second by more than rounding could change."""
     (_, best), (_, second) = token.top
     return best - second > 0.05

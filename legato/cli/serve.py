@@ -207,11 +207,11 @@ def _api_keys(server: ServerSettings) -> ApiKeys:
 
 def _service(served: Served, settings: Settings, keys: ApiKeys, *, own_machine_only: bool) -> Service:
     server = settings.server
-    config = served.engine.scheduler.config
+    config = served.engine.scheduler.state.config
     metrics = Metrics(
         model_name=served.name,
         budget=config.max_batch_tokens,
-        blocks=served.engine.scheduler.blocks,
+        blocks=served.engine.scheduler.state.pool,
         targets=Targets(ttft=in_seconds(settings.engine.ttft_target_ms), tpot=served.settings.tpot_target),
     )
     http = HttpSeries()

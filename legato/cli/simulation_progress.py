@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable
 
+from legato.core.lifecycle import FinishReason
 from legato.core.request import Request, RequestId
-from legato.core.stopping import FinishReason
 from legato.engine.loop import is_last
 from legato.metrics.journal import StepRecord
 

@@ -1,1 +1,1 @@
-"""The pure core: requests in, schedules and events out. No clock, thread, device or log; stdlib only."""
+"""The scheduler: requests in, schedules and events out. Standard library only; time is an argument."""

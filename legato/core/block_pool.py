@@ -1,13 +1,13 @@
-"""Who holds which block of the KV cache. Numbers only: the tensors live in the runner.
+"""Which blocks of the KV cache are held, cached or blank. The tensors are in the runner.
 
-The pool knows nothing of sequences. A block is in one of three places:
+The pool does not know sequences. Each block is in one of three states:
 
-    blank    nobody holds it and nothing in it is worth keeping
-    cached   nobody holds it, but its content is known by its digest: a later sequence may share it
-    held     by one or more sequences; its content may be known as well
+    blank    no sequence holds it, and its content is worthless
+    cached   no sequence holds it, but its content is registered under a digest, and sequences may share it
+    held     one or more sequences hold it; its content may be registered as well
 
-Blank blocks are taken first, then cached ones: the least recently used is evicted. Blocks come back through
-`release`, the one way back.
+Blank blocks are taken first, then cached blocks, the least recently used first. `release` is the only way
+to give blocks back.
 """
 
 from collections import OrderedDict
@@ -20,8 +20,8 @@ from legato.errors import ConfigError
 class BlockPool:
     """`num_blocks` blocks of `block_size` tokens each.
 
-    Deterministic: the same calls give the same blocks. Blank blocks are taken again last in, first out, so
-    that a small load stays in few, warm blocks.
+    Deterministic: the same calls give the same blocks. The blank block that was released last is taken first,
+    so that a small load stays in few blocks that are warm in the CPU cache.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -34,12 +34,12 @@ class BlockPool:
         self._blank = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         """Least recently used first."""
-        self._holders = [0] * num_blocks
+        self._num_holders = [0] * num_blocks
         self._index = PrefixIndex()
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds: what can be taken."""
+        """Blocks that no sequence holds. All of them can be taken."""
         return len(self._blank) + len(self._cached)
 
     @property
@@ -48,31 +48,31 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Free blocks whose content may still be shared."""
+        """Free blocks whose content can still be shared."""
         return len(self._cached)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """How many blocks `num_tokens` positions need."""
+        """The number of blocks for `num_tokens` positions."""
         return -(-num_tokens // self.block_size)
 
-    def holders(self, block: int) -> int:
-        """How many sequences hold a block."""
-        return self._holders[block]
+    def num_holders(self, block: int) -> int:
+        """The number of sequences that hold a block."""
+        return self._num_holders[block]
 
     def num_exclusive(self, blocks: Iterable[int]) -> int:
-        """How many of some blocks have one holder."""
-        return list(map(self._holders.__getitem__, blocks)).count(1)
+        """How many of `blocks` have exactly one holder."""
+        return list(map(self._num_holders.__getitem__, blocks)).count(1)
 
     def find(self, digests: Iterable[Digest]) -> list[int]:
-        """The blocks that hold the longest computed prefix of a chain. Takes nothing."""
+        """The blocks of the longest computed prefix of a chain. Changes nothing."""
         return self._index.find(digests)
 
-    def is_known(self, block: int) -> bool:
-        """Whether the block's content is known, and so must not change."""
+    def is_registered(self, block: int) -> bool:
+        """Whether the block's content is registered. Such a block must not be written."""
         return block in self._index
 
     def try_take(self, num: int) -> list[int] | None:
-        """Take `num` blocks to write to, or None and no change if fewer are free."""
+        """Take `num` blocks to write to. Returns None, and changes nothing, if fewer are free."""
         if num > self.num_free:
             return None
         taken = []
@@ -81,33 +81,34 @@ class BlockPool:
                 block = self._blank.pop()
             else:
                 block, _ = self._cached.popitem(last=False)
-                self._index.forget(block)
-            self._holders[block] = 1
+                self._index.remove(block)
+            self._num_holders[block] = 1
             taken.append(block)
         return taken
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Hold blocks that `find` found, beside whoever else does."""
+        """Add a holder to blocks that `find` returned."""
         for block in blocks:
             if block not in self._index:
-                raise RuntimeError(f"block {block} is not known, so it cannot be shared")
+                raise RuntimeError(f"block {block} is not registered, so it cannot be shared")
             self._cached.pop(block, None)
-            self._holders[block] += 1
+            self._num_holders[block] += 1
 
-    def publish(self, block: int, digest: Digest) -> None:
-        """A held block is computed in full: from now on it may be shared."""
+    def register(self, block: int, digest: Digest) -> None:
+        """Register the content of a held block that is fully computed. From now on it may be shared."""
         self._index.add(block, digest)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Give a sequence's blocks back, in their order: tails are evicted before what they build upon.
+        """Give back the blocks of a sequence, in the order of its block table.
 
-        Releasing a free block is a bug of ours and raises, before anything changes.
+        The last blocks are evicted first, because a prefix is useless without its beginning. Raises
+        RuntimeError, before anything changes, if a block is free already: that is a bug in Legato.
         """
-        if len(set(blocks)) != len(blocks) or not all(self._holders[block] for block in blocks):
+        if len(set(blocks)) != len(blocks) or not all(self._num_holders[block] for block in blocks):
             raise RuntimeError(f"blocks released twice: {sorted(blocks)}")
         for block in reversed(blocks):
-            self._holders[block] -= 1
-            if self._holders[block]:
+            self._num_holders[block] -= 1
+            if self._num_holders[block]:
                 continue
             if block in self._index:
                 self._cached[block] = None
@@ -115,13 +116,15 @@ class BlockPool:
                 self._blank.append(block)
 
     def check(self) -> None:
-        """Recompute everything from scratch; raises AssertionError if the pool contradicts itself."""
+        """Recompute everything from scratch. Raises AssertionError if the pool contradicts itself."""
         free = [*self._blank, *self._cached]
         assert len(set(free)) == len(free), "a block is free twice"
-        assert set(free) == {b for b, num in enumerate(self._holders) if num == 0}, "free blocks and holders"
-        assert all(block in self._index for block in self._cached), "a cached block that nothing knows"
-        assert not any(block in self._index for block in self._blank), "a blank block that is known"
+        assert set(free) == {b for b, num in enumerate(self._num_holders) if num == 0}, (
+            "free blocks and holders"
+        )
+        assert all(block in self._index for block in self._cached), "a cached block is not registered"
+        assert not any(block in self._index for block in self._blank), "a blank block is registered"
 
     def digest(self, block: int) -> Digest | None:
-        """What a block is known for, for checks."""
+        """The digest under which a block is registered. For checks."""
         return self._index.digest(block)

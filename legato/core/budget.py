@@ -1,171 +1,181 @@
-"""How much of a prompt may go into one step: the budgets.
+"""How many prompt tokens may go into one step.
 
-A step that holds decodes delays every reply in it by as long as it takes. So the prompts beside them get
-what keeps the step within the target, and no more than `max_tokens`; prompts alone get what makes a step
-efficient.
+A step that contains decodes delays every running reply by its own duration. So prompts beside decodes get
+what keeps the step within the target, and at most `max_batch_tokens` minus the decodes. Prompts alone get
+what makes a step efficient.
 
-    FixedBudget    always the same number of tokens
-    TargetBudget   seconds, turned into tokens with the prices of a step (`cost`), and learned from every step
+    FixedBudget    the same number of tokens in every step
+    TargetBudget   seconds, converted to tokens by the prices of a `CostModel`, which learns from every step
 
-The target is the longest gap between two tokens of one reply, in seconds: `Request.tpot_target`, or the
-server's. The strictest of those that decode rules.
+The target is the longest acceptable gap between two tokens of a reply, in seconds: `Request.tpot_target`, or
+the server's target. In each step the strictest target of its decodes applies.
 """
 
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from legato.core.cost import CostModel, StepCost, StepShape
+from legato.core.sequence import Sequence
+from legato.cost.cost_model import CostModel
+from legato.cost.step_cost import StepCost, StepShape
 
-if TYPE_CHECKING:
-    from legato.core.sequence import Sequence
-
-KNEE_LOSS = 0.05
-"""Share of a step's time, when only prompts run, that may go into what every step costs whatever its size."""
+EFFICIENCY_LOSS = 0.05
+"""In steps without decodes, the share of the time that may go into the fixed cost of a step."""
 FLOOR_SHARE = 0.1
 """Prompts get at least this share of the target, or of the decodes' time if that is longer."""
 ROUNDING = 1e-9
-"""Share by which sums of seconds may be off."""
+"""The relative error that sums of seconds may have."""
 
 
-class Limit(Enum):
-    """What bounds the prompt tokens of a step."""
+class LimitedBy(Enum):
+    """What limits the prompt tokens of a step."""
 
     TOKENS = "tokens"
-    """`max_batch_tokens`: there is no target to keep."""
+    """`max_batch_tokens`. There is no target to keep."""
     TARGET = "target"
-    """The target of those that decode, which is kept; or `max_batch_tokens`, where that is less."""
+    """The target of the decodes, which is kept, or `max_batch_tokens` if that is less."""
     FLOOR = "floor"
-    """The target leaves prompts less than `FLOOR_SHARE`; they get that, and the target may be missed."""
+    """The target leaves less than `FLOOR_SHARE` to prompts. They get that share, and the target may be
+    missed."""
     UNREACHABLE = "unreachable"
-    """The decodes alone take longer than the target; prompts get `FLOOR_SHARE`."""
+    """The decodes alone take longer than the target. Prompts get `FLOOR_SHARE`."""
     KNEE = "knee"
-    """Nothing decodes, and a longer step would hardly be more efficient."""
+    """There are no decodes, and a longer step would hardly be more efficient."""
 
 
 @dataclass(slots=True)
 class Allowance:
-    """What prompts may still take of one step. It counts down as chunks are placed."""
+    """What prompts may still use of one step. It decreases as chunks are placed."""
 
-    limit: Limit
+    limited_by: LimitedBy
     tokens: int
     """The most tokens, whatever they cost."""
     target: float | None = None
-    """Seconds that the step may take."""
+    """The most seconds that the step should take."""
     margin: float = 1.0
-    """What its prediction is multiplied by before it is compared with the target."""
+    """The prediction is multiplied by this before it is compared with the target."""
     seconds: float = math.inf
-    """Seconds left for chunks, as `StepCost.left_beside` counts them. Infinite: only tokens count."""
+    """Seconds left for chunks, in the sense of `StepCost.left_beside`. If infinite, only tokens count."""
     floor: float = 0.0
-    """Seconds that the first chunk may take even if fewer are left; if not 0, it has at least two tokens: one
-    would count as a decode, and nothing would be learned of steps with chunks."""
+    """Seconds that the first chunk may take even if fewer are left.
+
+    If this is not 0, the first chunk has at least two tokens: one token would count as a decode, and the cost
+    model would learn nothing about chunks."""
     cost: StepCost | None = None
     """The prices, if the budget knows them."""
 
     def left(self, start: int, *, scored: bool = False) -> int:
-        """The most tokens of a chunk from position `start` on, all of it `scored` or none."""
+        """The most tokens of a chunk at position `start`. Either all of its tokens are `scored`, or none."""
         if self.cost is None or self.seconds == math.inf:
             return self.tokens
         seconds = max(self.seconds, self.floor)
         fits = self.cost.chunk_within(seconds, start, scored=scored)
-        if fits < 2:  # a single token has a price of its own
-            fits = 2 if self.floor else int(self.cost.chunk_seconds(start, 1, int(scored)) <= seconds)
+        if fits < 2:  # `chunk_within` does not hold for a single token, which costs as much as a decode.
+            if self.floor:
+                fits = 2
+            else:
+                num_scored = 1 if scored else 0
+                fits = 1 if self.cost.chunk_seconds(start, 1, num_scored) <= seconds else 0
         return int(fits) if fits < self.tokens else self.tokens
 
     def shortest(self, start: int, length: int, *, scored: bool = False) -> int:
-        """The tokens from position `start` on that take as long as `length` tokens at the start of a text.
+        """The number of tokens at position `start` that take as long as `length` tokens at position 0.
 
-        Where seconds count, a chunk far into a text may be shorter and is still worth its place in a step.
+        Deep in a text, where each token takes longer, a shorter chunk is still worth its place in a step.
         """
         if self.cost is None or self.seconds == math.inf:
             return length
         fits = self.cost.chunk_within(self.cost.chunk_seconds(0, length), start, scored=scored)
         return max(1, int(fits)) if fits < length else length
 
-    def share(self, part: float, start: int, length: int) -> "Allowance":
-        """A part of it to count down by itself. Chunks that keep to it leave the `shortest` chunk for
-        `length` tokens from position `start` on."""
+    def split_off(self, share: float, start: int, length: int) -> "Allowance":
+        """A separate allowance for a share of this one.
+
+        Chunks within it leave enough for another chunk: the `shortest` equivalent of `length` tokens at
+        position `start`.
+        """
         length = self.shortest(start, length)
-        tokens = min(int(self.tokens * part), self.tokens - length)
+        tokens = min(int(self.tokens * share), self.tokens - length)
         if self.cost is None or self.seconds == math.inf:
             return replace(self, tokens=tokens)
         seconds = self.seconds - self.cost.chunk_seconds(start, length) * (1 + ROUNDING)
-        return replace(self, tokens=tokens, seconds=min(self.seconds * part, seconds), floor=0.0)
+        return replace(self, tokens=tokens, seconds=min(self.seconds * share, seconds), floor=0.0)
 
     def take(self, start: int, length: int, num_scored: int = 0) -> None:
-        """A chunk was placed. It is longer than `left` only where a policy runs a whole prompt."""
+        """A chunk was placed. It is longer than `left` only if a policy runs whole prompts."""
         self.tokens -= length
         if self.cost is None or self.seconds == math.inf:
             return
         self.seconds -= self.cost.chunk_seconds(start, length, num_scored)
-        if self.seconds < 0 and self.limit is Limit.TARGET:
-            self.limit = Limit.FLOOR
+        if self.seconds < 0 and self.limited_by is LimitedBy.TARGET:
+            self.limited_by = LimitedBy.FLOOR
         self.floor = 0.0
 
 
 class Budget(Protocol):
-    """Opens an allowance for each step, and is told how long each took."""
+    """Gives each step an allowance, and learns how long each step took."""
 
-    def allow(self, decodes: Seq["Sequence"]) -> Allowance:
-        """What prompts may take beside these decodes. Changes nothing."""
+    def allow(self, decodes: Seq[Sequence]) -> Allowance:
+        """What prompts may use beside these decodes. Changes nothing."""
         ...
 
-    def note(self, shape: StepShape, seconds: float) -> None:
-        """A step of this shape took so long, from its decision to its tokens."""
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        """A step of this shape took `seconds`, from its decision to its tokens."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FixedBudget:
-    """`max_tokens` in every step, decodes included: C = B - D (Agrawal et al. 2023)."""
+    """`max_batch_tokens` in every step, decodes included: C = B - D (Agrawal et al. 2023)."""
 
-    max_tokens: int
+    max_batch_tokens: int
 
-    def allow(self, decodes: Seq["Sequence"]) -> Allowance:
-        return Allowance(Limit.TOKENS, self.max_tokens - len(decodes))
+    def allow(self, decodes: Seq[Sequence]) -> Allowance:
+        return Allowance(LimitedBy.TOKENS, self.max_batch_tokens - len(decodes))
 
-    def note(self, shape: StepShape, seconds: float) -> None:
-        """Time does not matter here."""
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        """Ignored: this budget does not depend on time."""
 
 
 class TargetBudget:
-    """As many prompt tokens as the target allows, by the prices that it learns."""
+    """As many prompt tokens as the target allows, by the prices that the cost model learns."""
 
     def __init__(
-        self, max_tokens: int, model: CostModel, *, target: float | None = None, min_chunk: int = 1
+        self, max_batch_tokens: int, model: CostModel, *, target: float | None = None, min_chunk: int = 1
     ) -> None:
-        """`target` in seconds, for requests without their own; None for no such target.
+        """`target` is in seconds and applies to requests without a target of their own. None: no target.
 
-        `min_chunk`: a step of prompts alone has at least as many tokens, or deep in a text as long a time.
+        `min_chunk` is the minimum size of a step without decodes, in tokens at position 0. Deep in a text
+        such a step has fewer tokens and takes as long.
         """
         self.model = model
         self.target = target
-        self._max_tokens = max_tokens
+        self._max_batch_tokens = max_batch_tokens
         self._min_chunk = min_chunk
 
-    def allow(self, decodes: Seq["Sequence"]) -> Allowance:
-        tokens, cost = self._max_tokens - len(decodes), self.model.cost
+    def allow(self, decodes: Seq[Sequence]) -> Allowance:
+        tokens, cost = self._max_batch_tokens - len(decodes), self.model.cost
         if not decodes and self.target is not None:
-            seconds = max(cost.knee(KNEE_LOSS), cost.chunk_seconds(0, self._min_chunk))
+            seconds = max(cost.efficient_seconds(EFFICIENCY_LOSS), cost.chunk_seconds(0, self._min_chunk))
             if cost.chunk_within(seconds, 0) < tokens:
-                return Allowance(Limit.KNEE, tokens, seconds=seconds, floor=seconds, cost=cost)
-        own = [s.request.tpot_target or self.target for s in decodes]
-        target = min([seconds for seconds in own if seconds is not None], default=None)
+                return Allowance(LimitedBy.KNEE, tokens, seconds=seconds, floor=seconds, cost=cost)
+        targets = [s.request.tpot_target or self.target for s in decodes]
+        target = min([seconds for seconds in targets if seconds is not None], default=None)
         if target is None:
-            return Allowance(Limit.TOKENS, tokens, cost=cost)
-        alone = StepShape(len(decodes), 0, sum([len(s.tokens) for s in decodes]), 0, True)
-        alone_seconds = cost.seconds(alone)
+            return Allowance(LimitedBy.TOKENS, tokens, cost=cost)
+        only_decodes = StepShape(len(decodes), 0, sum([len(s.tokens) for s in decodes]), 0, True)
+        decode_seconds = cost.seconds(only_decodes)
         return Allowance(
-            Limit.UNREACHABLE if alone_seconds > target else Limit.TARGET,
+            LimitedBy.UNREACHABLE if decode_seconds > target else LimitedBy.TARGET,
             tokens,
             target=target,
             margin=self.model.margin,
-            seconds=cost.left_beside(alone, target / self.model.margin),
-            floor=FLOOR_SHARE * max(target, alone_seconds),
+            seconds=cost.left_beside(only_decodes, target / self.model.margin),
+            floor=FLOOR_SHARE * max(target, decode_seconds),
             cost=cost,
         )
 
-    def note(self, shape: StepShape, seconds: float) -> None:
-        self.model.note(shape, seconds)
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        self.model.observe(shape, seconds)

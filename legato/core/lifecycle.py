@@ -1,6 +1,6 @@
-"""The life of a sequence as a table: few states, every legal move one line of data.
+"""The states of a sequence and the transitions between them, as a table.
 
-How far a sequence has got is a number (`Sequence.num_computed`), never a state: there is no prefill state
+How far a sequence has got is a number (`Sequence.num_computed`) and not a state: there is no prefill state
 and no decode state.
 """
 
@@ -9,46 +9,63 @@ from enum import Enum
 
 class Status(Enum):
     WAITING = "waiting"
-    """In the queue, never ran; holds no blocks."""
+    """In the queue, and never ran. Holds no blocks."""
     RUNNING = "running"
     """Holds blocks and takes part in steps."""
     PREEMPTED = "preempted"
-    """Back in the queue, ahead of those that never ran; holds no blocks, keeps what it generated."""
+    """Back in the queue, ahead of sequences that never ran. Holds no blocks, keeps its generated tokens."""
     FINISHED = "finished"
-    """Answered. Final."""
+    """Final."""
 
 
-class Move(Enum):
+class Transition(Enum):
     ADMIT = "admit"
     PREEMPT = "preempt"
     FINISH = "finish"
-    """By its own rule: a stop token or its length."""
+    """A stop token, or the maximum length."""
     ABORT = "abort"
-    """From outside: the client left, a stop string was found in the text, or the deadline passed."""
+    """From outside: the client disconnected, a stop string was found in the text, or the deadline passed."""
     FAIL = "fail"
-    """The step that it was in failed."""
+    """The step that the sequence was in failed."""
 
 
-TRANSITIONS: dict[Status, dict[Move, Status]] = {
-    Status.WAITING: {Move.ADMIT: Status.RUNNING, Move.ABORT: Status.FINISHED},
+TRANSITIONS: dict[Status, dict[Transition, Status]] = {
+    Status.WAITING: {Transition.ADMIT: Status.RUNNING, Transition.ABORT: Status.FINISHED},
     Status.RUNNING: {
-        Move.PREEMPT: Status.PREEMPTED,
-        Move.FINISH: Status.FINISHED,
-        Move.ABORT: Status.FINISHED,
-        Move.FAIL: Status.FINISHED,
+        Transition.PREEMPT: Status.PREEMPTED,
+        Transition.FINISH: Status.FINISHED,
+        Transition.ABORT: Status.FINISHED,
+        Transition.FAIL: Status.FINISHED,
     },
-    Status.PREEMPTED: {Move.ADMIT: Status.RUNNING, Move.ABORT: Status.FINISHED},
+    Status.PREEMPTED: {Transition.ADMIT: Status.RUNNING, Transition.ABORT: Status.FINISHED},
     Status.FINISHED: {},
 }
 
 
-class IllegalMoveError(RuntimeError):
-    """A bug of ours: the table has no such move. The state is left as it was."""
+class FinishReason(Enum):
+    """Why a request got its last event."""
+
+    STOP = "stop"
+    """A stop token, or a stop string in the text."""
+    LENGTH = "length"
+    """The reply has `max_tokens` tokens."""
+    ABORT = "abort"
+    """The client disconnected."""
+    TIMEOUT = "timeout"
+    """The deadline passed."""
+    ERROR = "error"
+    """The step that the request was in failed."""
+    CONSTRAINT = "constraint"
+    """The constraint allows no further token."""
 
 
-def after(status: Status, move: Move) -> Status:
-    """The status that `move` leads to; raises `IllegalMoveError` if the table has no such line."""
+class IllegalTransitionError(RuntimeError):
+    """A bug in Legato: the table has no such transition. The state is unchanged."""
+
+
+def next_status(status: Status, transition: Transition) -> Status:
+    """The status after a transition. Raises `IllegalTransitionError` if the table does not allow it."""
     try:
-        return TRANSITIONS[status][move]
+        return TRANSITIONS[status][transition]
     except KeyError:
-        raise IllegalMoveError(f"a {status.value} sequence cannot {move.value}") from None
+        raise IllegalTransitionError(f"a {status.value} sequence cannot {transition.value}") from None

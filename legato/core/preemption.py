@@ -1,10 +1,10 @@
-"""Who loses its blocks when the running sequences need more than there are.
+"""Which sequences lose their blocks if the running sequences need more blocks than are free.
 
-A preempted sequence keeps its tokens, and its computed blocks stay known in the pool until they are taken,
-the last ones first. So it loses only as many tail blocks as are really needed, and that tail is what is
-computed again. The victim is who has the least to compute again for each block that it frees.
+A preempted sequence keeps its tokens, and its computed blocks stay registered in the pool until they are
+taken, the last ones first. So it loses only as many blocks at its end as are really needed, and only these
+are computed again. The victim is the sequence with the lowest recompute cost per freed block.
 
-Never preempted: guaranteed sequences, and the most senior one. So that one always gets on and ends.
+Guaranteed sequences and the most senior sequence are never preempted. So the most senior one always finishes.
 """
 
 from collections import Counter
@@ -13,39 +13,42 @@ from collections.abc import Iterable
 from legato.core.block_pool import BlockPool
 from legato.core.sequence import Sequence
 
-CONTEXT = 4096
-"""Computed tokens at which attention makes a token cost twice what it costs at the start of a text."""
+DOUBLE_COST_CONTEXT = 4096
+"""The context at which attention doubles the cost of a token, compared with a token at position 0."""
 
 
 def recompute_cost(sequence: Sequence, num_taken: int, block_size: int) -> float:
-    """What it costs to compute again what is lost with the last `num_taken` blocks, in tokens at the start of
-    a text. The block that is computed in part is lost in any case, and one token is always computed."""
+    """The cost of computing again what is lost with the last `num_taken` blocks, in tokens at position 0.
+
+    The block that is only partly computed is lost in any case, and at least one token is always computed.
+    """
     computed = sequence.num_computed
-    kept = min((len(sequence.blocks) - num_taken) * block_size, computed // block_size * block_size)
+    kept = min((len(sequence.block_table) - num_taken) * block_size, computed // block_size * block_size)
     lost = computed - max(kept, 0)
-    return lost * (1 + computed / CONTEXT)
+    return lost * (1 + computed / DOUBLE_COST_CONTEXT)
 
 
 def seniority(sequence: Sequence) -> tuple[bool, int, int]:
-    """The least is the most senior."""
-    return (not sequence.guaranteed, sequence.request.priority, sequence.number)
+    """A sort key: the most senior sequence comes first."""
+    return (not sequence.guaranteed, sequence.request.priority, sequence.arrival_index)
 
 
 def choose_victims(running: Iterable[Sequence], pool: BlockPool) -> list[Sequence]:
-    """Those to preempt so that all other decodes find their next blocks; none if they do anyway.
+    """The sequences to preempt so that all other decodes get their next block. Empty if no block is missing.
 
-    The most urgent class loses last; within a class the cheapest goes first, and being preempted before
-    makes dearer.
+    The most urgent priority is preempted last. Within a priority, the cheapest sequence is preempted first,
+    and each earlier preemption makes a sequence more expensive.
     """
     everyone, size = list(running), pool.block_size
-    needy = {s for s in everyone if len(s.tokens) > len(s.blocks) * size}  # prompts have all they need
-    missing = len(needy) - pool.num_free
+    # Prompts never need a block: they got all their blocks when they were admitted.
+    in_need = {s for s in everyone if len(s.tokens) > len(s.block_table) * size}
+    missing = len(in_need) - pool.num_free
     if missing <= 0:
         return []
     senior = min(everyone, key=seniority)
-    choice = [sequence for sequence in everyone if sequence is not senior and not sequence.guaranteed]
-    gains = {sequence: (sequence in needy) + pool.num_exclusive(sequence.blocks) for sequence in choice}
-    ranks = {sequence: _rank(sequence, gains[sequence], missing, pool) for sequence in choice}
+    candidates = [sequence for sequence in everyone if sequence is not senior and not sequence.guaranteed]
+    gains = {s: pool.num_exclusive(s.block_table) + (1 if s in in_need else 0) for s in candidates}
+    ranks = {sequence: _rank(sequence, gains[sequence], missing, pool) for sequence in candidates}
     victims: list[Sequence] = []
     released: Counter[int] = Counter()
     while missing > 0 and ranks:
@@ -53,23 +56,28 @@ def choose_victims(running: Iterable[Sequence], pool: BlockPool) -> list[Sequenc
         del ranks[victim]
         missing -= gains.pop(victim)
         victims.append(victim)
-        released.update(victim.blocks)
-        left_to_one = {block for block in victim.blocks if pool.holders(block) - released[block] == 1}
+        released.update(victim.block_table)
+        one_holder = {b for b in victim.block_table if pool.num_holders(b) - released[b] == 1}
         for sequence, gain in gains.items():
-            more = len(left_to_one.intersection(sequence.blocks)) if left_to_one else 0
-            if more or gain > missing:  # nothing else changes a rank
+            more = len(one_holder.intersection(sequence.block_table)) if one_holder else 0
+            if more or gain > missing:  # Nothing else changes a rank.
                 gains[sequence] = gain + more
                 ranks[sequence] = _rank(sequence, gain + more, missing, pool)
     return victims
 
 
 def _rank(sequence: Sequence, gain: int, missing: int, pool: BlockPool) -> tuple[float, ...]:
-    """The least is preempted first. Without it `gain` blocks fewer are missing: one if it needs one, and
-    those that it frees. As many are taken as are missing; only what was in them is computed again."""
+    """A sort key, the first victim first: the recompute cost per freed block.
+
+    `gain` is the number of blocks that a preemption makes available: those that only this sequence holds,
+    plus one if it needs a block itself. At most `missing` blocks are taken, so only their content is
+    computed again.
+    """
     gain = min(gain, missing)
-    if gain == 0:  # all its blocks are shared: it helps only together with those that share them
-        return (1, 0, 0, -sequence.number)
-    own = len(sequence.tokens) > len(sequence.blocks) * pool.block_size
-    pause = pool.block_size  # that a reply stops for a while counts as much as a block: rather few victims
-    cost = pause + recompute_cost(sequence, gain - own, pool.block_size)
-    return (0, -sequence.request.priority, cost / gain * (1 + sequence.num_preemptions), -sequence.number)
+    if gain == 0:  # All its blocks are shared. It helps only together with the other holders.
+        return (1, 0, 0, -sequence.arrival_index)
+    num_taken = gain - 1 if sequence.needs_block(pool.block_size) else gain
+    # The pause of a reply counts as much as one block, so that few sequences are preempted.
+    cost = pool.block_size + recompute_cost(sequence, num_taken, pool.block_size)
+    cost_per_block = cost / gain * (1 + sequence.num_preemptions)
+    return (0, -sequence.request.priority, cost_per_block, -sequence.arrival_index)

@@ -1,10 +1,10 @@
-"""Which computed blocks hold which tokens: a chain of hashes, block after block.
+"""Maps tokens to the blocks that hold their K and V, with a chain of hashes.
 
-A block's digest stands for its own tokens and for all before them, so equal digests mean equal K and V. It
-is a SHA-256: nobody can make two texts that share one, by accident or on purpose.
+The digest of a block depends on its own tokens and on all tokens before it. So equal digests mean equal K
+and V. The hash is SHA-256, so nobody can construct two texts with the same digest.
 
-The chain begins with a root. Requests share blocks only under the same root: that of their tenant's salt, or,
-with prefix sharing turned off, one of their own.
+A chain begins with a root. Requests share blocks only if they have the same root: that of their cache salt,
+or, without prefix sharing, one that belongs to a single request.
 """
 
 import hashlib
@@ -15,28 +15,28 @@ Digest = bytes
 
 
 def shared_root(salt: str) -> Digest:
-    """The root of all requests with the same salt."""
+    """The root of all requests with the same cache salt."""
     return hashlib.sha256(b"salt " + salt.encode(errors="surrogatepass")).digest()
 
 
-def private_root(number: int) -> Digest:
-    """The root of one request alone, the `number`-th: an id may be used again."""
-    return hashlib.sha256(b"request %d" % number).digest()
+def private_root(arrival_index: int) -> Digest:
+    """The root of a single request. It is made from its index because request ids can be reused."""
+    return hashlib.sha256(b"request %d" % arrival_index).digest()
 
 
 def extend(chain: list[Digest], tokens: Sequence[int], block_size: int) -> None:
-    """Bring a chain up to date: a digest for every full block of `tokens` that has none yet.
+    """Append the digest of every full block of `tokens` that `chain` does not have yet.
 
-    `chain[0]` is the root and `chain[i + 1]` the digest of block i.
+    `chain[0]` is the root, and `chain[i + 1]` is the digest of block i.
     """
-    form = struct.Struct(f"<{block_size}q")
+    layout = struct.Struct(f"<{block_size}q")
     for end in range(len(chain) * block_size, len(tokens) + 1, block_size):
-        data = form.pack(*tokens[end - block_size : end])
+        data = layout.pack(*tokens[end - block_size : end])
         chain.append(hashlib.sha256(chain[-1] + data).digest())
 
 
 class PrefixIndex:
-    """Digest -> block and back. Knows nothing of who holds a block."""
+    """A two-way map between digests and blocks. It does not know which sequences hold a block."""
 
     def __init__(self) -> None:
         self._block_of: dict[Digest, int] = {}
@@ -46,13 +46,14 @@ class PrefixIndex:
         return block in self._digest_of
 
     def add(self, block: int, digest: Digest) -> None:
-        """Note what a block holds. If two sequences computed the same, the first one's block stays known."""
+        """Register the content of a block. If two sequences computed the same content, the first block
+        stays."""
         if digest not in self._block_of and block not in self._digest_of:
             self._block_of[digest] = block
             self._digest_of[block] = digest
 
     def find(self, digests: Iterable[Digest]) -> list[int]:
-        """The blocks of the longest known prefix of a chain (without its root)."""
+        """The blocks of the longest registered prefix of a chain (without its root)."""
         found = []
         for digest in digests:
             block = self._block_of.get(digest)
@@ -61,10 +62,10 @@ class PrefixIndex:
             found.append(block)
         return found
 
-    def forget(self, block: int) -> None:
-        """The block is about to be written anew."""
+    def remove(self, block: int) -> None:
+        """Forget a block that is about to be overwritten."""
         del self._block_of[self._digest_of.pop(block)]
 
     def digest(self, block: int) -> Digest | None:
-        """What the block is known for, if anything."""
+        """The registered digest of a block, if there is one."""
         return self._digest_of.get(block)

@@ -1,49 +1,49 @@
-"""One step's decision, frozen: who runs, with how many tokens, and why the others do not."""
+"""The decision for one step: which sequences run, with how many tokens, and why the others do not."""
 
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
 
-from legato.core.budget import Limit
-from legato.core.cost import StepCost, StepShape, shape_of
+from legato.core.budget import LimitedBy
 from legato.core.request import RequestId
+from legato.cost.step_cost import StepCost, StepShape, shape_of
 
 
 class Reason(Enum):
     """Why a sequence gets no token in a step."""
 
     BUDGET = "budget"
-    """The step's tokens go to decodes and to prompts that come before it in the order."""
-    TURN = "turn"
-    """It is so far back in the queue that the step does not look at it."""
+    """Decodes and prompts that come first use all tokens of the step."""
+    NOT_EXAMINED = "turn"
+    """It is so far back in the queue that the step does not examine it."""
     POLICY = "policy"
-    """The prefill policy leaves it out of this step, as `WholePrompt` does when the rest is too long."""
+    """The prefill policy leaves it out, as `WholePrompt` does if the rest of the prompt is too long."""
     MIN_CHUNK = "min_chunk"
-    """What is left of the step is too little for a chunk that does not end its prompt, or, so far into a
-    text, for any."""
+    """The rest of the step is too small for a chunk that does not end its prompt, or for any chunk."""
     BLOCKS = "blocks"
-    """Too few blocks are free for its expected need, or it is behind one that may not be overtaken."""
+    """Too few blocks are free for its expected need, or it is behind a sequence that must not be
+    overtaken."""
     PARTIAL = "partial"
-    """Prompts that are computed in part hold as many blocks as such prompts may."""
+    """Partly computed prompts hold as many blocks as they may."""
     PREFIX = "prefix"
-    """It waits for a prefix that another sequence is computing in this step."""
+    """It waits for a prefix that another sequence computes in this step."""
     MAX_RUNNING = "max_running"
-    """As many sequences run as may."""
+    """`max_running` sequences run."""
     PREEMPTED = "preempted"
     """It lost its blocks to another sequence in this step."""
     PREEMPTION = "preemption"
-    """Nothing is admitted in a step that preempted."""
+    """No sequence is admitted in a step that preempts one."""
 
 
 class Chunk(NamedTuple):
-    """Positions start .. start + length of one sequence. A decode is a chunk of one at its end."""
+    """Positions start .. start + length of one sequence. A decode is a chunk of one token at the end."""
 
     request_id: RequestId
     start: int
     length: int
-    last: bool
-    """Whether it reaches the newest known token: then, and only then, its logits become a token."""
+    is_last: bool
+    """Whether it reaches the last known token. Only then a token is sampled from its logits."""
     num_scored: int = 0
     """Positions whose logits give log-probabilities of prompt tokens."""
 
@@ -54,38 +54,37 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """What `Scheduler.schedule` decided. Nothing has changed yet: `Scheduler.commit` makes it so."""
+    """The decision of `Scheduler.schedule`. It changes nothing until `Scheduler.commit`."""
 
     step: int
-    """Number of the step; a schedule can be committed only as the next step of its scheduler."""
+    """The number of the step. A schedule can be committed only as the next step of its scheduler."""
     now: float
-    """Seconds on the engine's clock when it was decided."""
+    """When it was decided, in seconds on the engine's clock."""
     decodes: tuple[Chunk, ...] = ()
-    """In the order in which they were admitted."""
+    """In the order of admission."""
     chunks: tuple[Chunk, ...] = ()
-    """Prompts in the order of the policy. The first chunk of one that was just admitted starts where its
+    """Prompts, in the order of the scheduling policy. The first chunk of an admitted prompt starts where its
     cached prefix ends."""
     admitted: tuple[RequestId, ...] = ()
-    """Leave the queue in this step; each has a chunk."""
+    """Sequences that leave the queue in this step. Each has a chunk."""
     preempted: tuple[RequestId, ...] = ()
-    """Lose their blocks in this step."""
+    """Sequences that lose their blocks in this step."""
     left_out: tuple[tuple[RequestId, Reason], ...] = ()
-    """Every running sequence without a token, and those at the head of the queue that were looked at, with
-    the reason of each."""
-    queue: Reason | None = None
-    """Why all others in the queue wait; None if there are none."""
-    num_behind: int = 0
-    """How many these are."""
-    budget: int = 0
-    """Tokens that it could hold, decodes included, of prompts at their start."""
-    limit: Limit = Limit.TOKENS
-    """What set the budget."""
+    """Every running sequence without a token, and the waiting sequences that were examined, with reasons."""
+    queue_reason: Reason | None = None
+    """Why all other waiting sequences wait. None if there are none."""
+    num_not_examined: int = 0
+    """The number of these other waiting sequences."""
+    token_budget: int = 0
+    """The size of the step in tokens, decodes included, if all its prompts were at position 0."""
+    limited_by: LimitedBy = LimitedBy.TOKENS
+    """What limited its prompt tokens."""
     target: float | None = None
-    """Seconds that it should take at most; None if nobody in it waits for a next token by a target."""
+    """The most seconds that it should take. None if none of its decodes has a target."""
     margin: float = 1.0
-    """Times `predicted`, it holds for almost every step: so much is kept below the target."""
+    """`predicted` times the margin holds for almost every step. The target is compared with that product."""
     cost: StepCost | None = None
-    """The prices that it was decided by, if the budget knows time."""
+    """The prices that it was decided with, if the budget knows them."""
 
     @property
     def runs(self) -> tuple[Chunk, ...]:
@@ -95,6 +94,10 @@ class Schedule:
     @property
     def num_tokens(self) -> int:
         return len(self.decodes) + self.num_prefill_tokens
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return sum([chunk.length for chunk in self.chunks])
 
     @cached_property
     def shape(self) -> StepShape:
@@ -112,14 +115,11 @@ class Schedule:
 
     @cached_property
     def predicted(self) -> float | None:
-        """Seconds that it is expected to take."""
+        """The predicted seconds. None without prices."""
         return None if self.cost is None else self.cost.seconds(self.shape)
 
     @cached_property
     def reasons(self) -> dict[RequestId, Reason]:
-        """`left_out` to look up in. Who waits and is not in it waits for `queue`."""
+        """`left_out` as a dict. For a waiting sequence that it does not contain, the reason is
+        `queue_reason`."""
         return dict(self.left_out)
-
-    @property
-    def num_prefill_tokens(self) -> int:
-        return sum([chunk.length for chunk in self.chunks])

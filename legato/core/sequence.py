@@ -1,60 +1,60 @@
-"""One stream of tokens computed for a request: how much of it is known, how much is computed, its blocks.
+"""One stream of tokens that is computed for a request: its known tokens, its computed tokens, its blocks.
 
-The scheduler's whole task is to let `num_computed` catch up with `num_known`. A token joins `tokens` when
-it is sampled, so a sequence that caught up has one token to compute again: that is a decode.
+The scheduler lets `num_computed` catch up with `num_known`. A sampled token is appended to `tokens`, so a
+sequence that has caught up has one token to compute again. Computing that token is a decode.
 """
 
 from dataclasses import dataclass, field
 
-from legato.core.lifecycle import Move, Status, after
-from legato.core.plan import SampleRow, ScoreRows
+from legato.core.lifecycle import Status, Transition, next_status
 from legato.core.prefix_index import Digest
-from legato.core.request import Matcher, Request, RequestId
+from legato.core.request import Request, RequestId
+from legato.sampling_params import Matcher
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Mutable, and changed by the scheduler alone.
+    """Mutable. Only the scheduler changes it.
 
-    tokens   [0 ............... num_prompt ........ num_known)
-    computed [0 ......... num_computed)
-    blocks   enough for num_known positions while running, none otherwise
-    chain    the root, then the digest of each full block of the prompt and of each block that was computed
+    tokens       [0 ............... num_prompt ........ num_known)
+    computed     [0 ......... num_computed)
+    block_table  enough blocks for num_known positions while running, empty otherwise
+    chain        the root, then the digest of each full block of the prompt and of each computed block
     """
 
     request: Request
-    number: int
-    """How many came before it."""
+    arrival_index: int
+    """The number of sequences that arrived before this one."""
     chain: list[Digest] = field(repr=False)
-    """What its blocks are known for (see `prefix_index`)."""
+    """The digests of its blocks (see `prefix_index`)."""
     guaranteed: bool
-    """Never preempted once it runs (see `admission`)."""
-    entry_step: int
-    """Steps that were committed when it came."""
-    entry_time: float
-    """The scheduler's virtual time when it came."""
-    size: int = 0
-    """Tokens of the prompt that were not in the cache when it came."""
+    """Whether it is never preempted once it runs (see `admission`)."""
+    arrival_step: int
+    """The number of steps that were committed when it arrived."""
+    arrival_virtual_time: float
+    """The scheduler's virtual time when it arrived."""
+    num_uncached_at_arrival: int = 0
+    """Prompt tokens that were not in the prefix cache when it arrived."""
     tokens: list[int] = field(init=False, repr=False)
-    """The prompt, then every token generated so far. Survives preemption."""
+    """The prompt, followed by every generated token. A preemption does not change it."""
     matcher: Matcher | None = field(init=False, repr=False)
-    blocks: list[int] = field(default_factory=list)
+    block_table: list[int] = field(default_factory=list)
     num_computed: int = 0
-    """Positions whose K and V are in `blocks`."""
+    """Positions whose K and V are in `block_table`."""
     status: Status = Status.WAITING
     num_preemptions: int = 0
     num_overtaken: int = 0
-    """Later ones that were admitted while it was the first of the queue and found no room to start."""
+    """How many later arrivals were admitted while this one was first in the queue and found no room."""
     num_cached: int = 0
-    """Prompt tokens that were found computed when it was first admitted."""
+    """Prompt tokens that were found in the prefix cache when it was first admitted."""
     num_unscored: int = field(init=False)
-    """Prompt tokens whose log-probabilities are asked for and not given yet; the first token has none."""
+    """Prompt tokens whose log-probabilities were asked for and not returned yet. The first token has none."""
     last_step: int = 0
     """The last step in which it was admitted or got a chunk."""
     max_computed: int = field(init=False)
-    """As `Request.max_computed`."""
+    """A copy of `Request.max_computed`."""
     needs_tokens: bool = field(init=False)
-    """Whether the draw of its next token looks at those before."""
+    """Whether sampling its next token depends on the tokens before it."""
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
@@ -78,39 +78,27 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt)
 
     @property
-    def remaining(self) -> int:
-        """Known tokens still to compute: 1 for a decode, more for a prompt."""
+    def num_remaining(self) -> int:
+        """Known tokens that are not computed yet: 1 for a decode, more for a prompt."""
         return len(self.tokens) - self.num_computed
 
     @property
     def num_cacheable(self) -> int:
-        """As many of its first tokens as may come out of the cache: nobody needs their logits (any more)."""
+        """How many of its first tokens may be taken from the prefix cache: those whose logits nobody
+        needs."""
         if self.num_unscored:
             return len(self.request.prompt) - 1 - self.num_unscored
         return len(self.tokens) - 1
 
-    def move(self, move: Move) -> None:
-        """Change the status along the table of `lifecycle`."""
-        self.status = after(self.status, move)
+    def needs_block(self, block_size: int) -> bool:
+        """Whether its known tokens do not fit in its blocks."""
+        return len(self.tokens) > len(self.block_table) * block_size
 
-    def sample_row(self, seq: int) -> SampleRow:
-        """The draw of its next token, as row `seq` of a batch."""
-        request = self.request
-        num_generated = len(self.tokens) - len(request.prompt)
-        if not self.needs_tokens:
-            return SampleRow(seq, request.id, request.params, num_generated)
-        prompt = request.prompt if request.params.needs_history else ()
-        generated = tuple(self.tokens[len(request.prompt) :])
-        return SampleRow(seq, request.id, request.params, num_generated, prompt, generated, self.matcher)
-
-    def scored(self, start: int, end: int) -> range:
-        """The positions from `start` to `end` whose logits score the prompt's next token."""
+    def scored_positions(self, start: int, end: int) -> range:
+        """The positions in start .. end whose logits score the next prompt token."""
         last = len(self.request.prompt) - 1
         return range(max(start, last - self.num_unscored), min(end, last))
 
-    def score_rows(self, seq: int, start: int, end: int) -> ScoreRows:
-        """Those positions, of row `seq` of a batch."""
-        scored, num_top = self.scored(start, end), self.request.params.prompt_logprobs
-        assert num_top is not None
-        targets = self.request.prompt[scored.start + 1 : scored.stop + 1]
-        return ScoreRows(seq, self.id, scored.start - start, targets, num_top)
+    def apply(self, transition: Transition) -> None:
+        """Change the status according to the table in `lifecycle`."""
+        self.status = next_status(self.status, transition)

@@ -1,33 +1,15 @@
-"""When a reply ends by its own rule. (Stop strings are found in the text, outside the core.)"""
+"""When a reply ends with a stop token or its maximum length. Stop strings are found in the text, by the
+engine."""
 
-from enum import Enum
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from legato.core.sequence import Sequence
+from legato.core.lifecycle import FinishReason
+from legato.core.sequence import Sequence
 
 
-class FinishReason(Enum):
-    """Why a request got its last event."""
+def finish_reason(sequence: Sequence) -> FinishReason | None:
+    """Whether the token that was just appended ends the reply. A stop token takes precedence over the length.
 
-    STOP = "stop"
-    """A stop token, or a stop string found in its text."""
-    LENGTH = "length"
-    """`max_tokens` tokens."""
-    ABORT = "abort"
-    """The client left."""
-    TIMEOUT = "timeout"
-    """Its deadline passed."""
-    ERROR = "error"
-    """The step it was in failed."""
-    CONSTRAINT = "constraint"
-    """Its constraint cannot be followed any further."""
-
-
-def finish_reason(sequence: "Sequence") -> FinishReason | None:
-    """Whether the token just appended ends the reply; a stop token wins over the length.
-
-    A constraint may have left nothing but a stop token before `min_tokens`.
+    Before `min_tokens`, a stop token ends the reply only if there is a constraint, which may have allowed no
+    other token.
     """
     params, num_generated = sequence.request.params, len(sequence.tokens) - len(sequence.request.prompt)
     may_stop = num_generated > params.min_tokens or params.constraint is not None

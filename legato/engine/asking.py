@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Protocol, TypeGuard
 
-from legato.core.plan import Sampled
 from legato.core.request import Request
+from legato.core.step_plan import TokenLogprobs
 from legato.engine.build import Built
 from legato.engine.output import Delta, TextRules, new_request
 from legato.engine.params import SamplingParams, defaults_of
@@ -37,9 +37,9 @@ class Completion:
     text: str
     finish_reason: str
     """stop, length, constraint (it cannot be followed any further) or error."""
-    logprobs: tuple[Sampled, ...] | None
+    logprobs: tuple[TokenLogprobs, ...] | None
     """One entry a token, if `SamplingParams.logprobs` asked for them."""
-    prompt_logprobs: tuple[Sampled, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     """One entry a token of the prompt, if `SamplingParams.prompt_logprobs` asked for them; the first one has
     no log-probability."""
     message: str = ""

@@ -17,12 +17,13 @@ from types import TracebackType
 
 from legato.core.budget import TargetBudget
 from legato.core.events import Event, FinishEvent, TokenEvent
-from legato.core.request import RequestId, SamplingParams
-from legato.core.stopping import FinishReason
+from legato.core.lifecycle import FinishReason
+from legato.core.request import RequestId
 from legato.engine.engine import Engine
 from legato.engine.loop import EngineLoop, is_last
 from legato.engine.output import NO_TERMS, PLAIN_TEXT, Delta, Finish, Reply, Terms, TextRules, new_request
 from legato.errors import QueueFullError, RequestError
+from legato.sampling_params import SamplingParams
 from legato.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -263,7 +264,7 @@ class AsyncEngine:
         """The queue is every stream that does not run, and what is reserved. While the scheduler leaves no
         request waiting, there is room in the free places of those that run as well. Its tokens are those of
         streams without a first token."""
-        num_running = len(self.engine.scheduler.running)
+        num_running = len(self.engine.scheduler.state.running)
         num_waiting = len(self._streams) + self._reserved.places - num_running
         if num_waiting <= 0:  # who ended while nobody waited does not tell how fast a queue moves
             self._departures.clear()
@@ -288,7 +289,7 @@ class AsyncEngine:
         if len(self._answers) >= PACE_FROM:
             began, _ = self._answers[0]
             waits.append(tokens * (now - began) / sum(num for _, num in list(self._answers)[1:]))
-        elif isinstance(budget := self.engine.scheduler.budget, TargetBudget):
+        elif isinstance(budget := self.engine.scheduler.state.budget, TargetBudget):
             waits.append(tokens * budget.model.cost.prefill)
         if len(self._departures) >= PACE_FROM:
             waits.append(num_waiting * (now - self._departures[0]) / len(self._departures))
@@ -305,14 +306,14 @@ class AsyncEngine:
 
     def _check_places(self, places: int, num_waiting: int, num_running: int, max_waiting: int) -> None:
         scheduler = self.engine.scheduler
-        max_running = scheduler.config.max_running
+        max_running = scheduler.state.config.max_running
         if places > max_running + max_waiting:
             raise RequestError(
                 f"the request asks for {places} replies; at most {max_running} may run and "
                 f"{max_waiting} wait",
                 param="n",
             )
-        is_held_up = scheduler.waiting and scheduler.num_left_waiting
+        is_held_up = scheduler.state.waiting and scheduler.state.num_left_waiting
         free = 0 if is_held_up else max_running - num_running
         if num_waiting + places > free + max_waiting:
             more = f"; {places} more came together" if places > 1 else ""

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from legato.config import EngineSettings, ModelSettings
 from legato.core.block_pool import BlockPool
-from legato.core.cost import CostModel, StepCost, StepShape
-from legato.core.scheduler import Scheduler, SchedulerConfig
+from legato.core.scheduler import Scheduler
+from legato.core.state import SchedulerConfig
+from legato.cost.cost_model import CostModel
+from legato.cost.step_cost import StepCost, StepShape
 from legato.engine.cost_file import CostFile
 from legato.engine.costs import step_costs
 from legato.engine.engine import Engine
@@ -65,7 +67,7 @@ class Built:
 
     @property
     def max_model_len(self) -> int:
-        return self.engine.scheduler.config.max_model_len
+        return self.engine.scheduler.state.config.max_model_len
 
 
 def build(
@@ -170,7 +172,7 @@ def _choices(
         "order": f"{engine.policy}; admission by {engine.admission} need; "
         + ("prefixes shared" if engine.prefix_cache else "no prefixes shared"),
         "sampling": f"{sampling_defaults} where a request does not say ({model.generation_config})",
-        "context": f"at most {scheduler.config.max_model_len} tokens of prompt and reply",
+        "context": f"at most {scheduler.state.config.max_model_len} tokens of prompt and reply",
     }
 
 

@@ -12,14 +12,17 @@ from itertools import pairwise
 from statistics import median
 
 from legato.core.block_pool import BlockPool
-from legato.core.cost import LEAST_STEP, PRIOR, CostModel, StepShape
-from legato.core.plan import ForwardBatch, ForwardSeq, SampleRow, StepPlan
-from legato.core.request import Request, RequestId, SamplingParams
-from legato.core.scheduler import Scheduler, SchedulerConfig
-from legato.core.stopping import FinishReason
+from legato.core.lifecycle import FinishReason
+from legato.core.request import Request, RequestId
+from legato.core.scheduler import Scheduler
+from legato.core.state import SchedulerConfig
+from legato.core.step_plan import ForwardBatch, ForwardSeq, SampleRow, StepPlan
+from legato.cost.cost_model import MIN_STEP_PRICE, PRIOR, CostModel
+from legato.cost.step_cost import StepShape
 from legato.engine.engine import Engine
 from legato.engine.protocol import Runner
 from legato.metrics.journal import StepRecord
+from legato.sampling_params import SamplingParams
 
 ROUNDS = 3
 """Times that every step is measured; other programs disturb some of them."""
@@ -63,7 +66,7 @@ def calibrate(
     own = engine_seconds(runner, config, clock=clock, max_seconds=OWN_SHARE * max_seconds)
     started = clock()
     runner.run(plans[0])
-    first = max(clock() - started, LEAST_STEP) + own
+    first = max(clock() - started, MIN_STEP_PRICE) + own
     # with prices of another scale nearly all steps of a slow model would seem to be held up
     model = CostModel(prior=PRIOR.times(first / PRIOR.seconds(plans[0].shape)))
     began = clock()
@@ -77,7 +80,7 @@ def calibrate(
             started = clock()
             runner.run(plan)
             seconds = clock() - started + own
-            model.note(shape, seconds)
+            model.observe(shape, seconds)
             samples.append((shape, seconds))
     return tuple(s for s in samples if s[1] <= DISTURBED * model.cost.seconds(s[0])) or tuple(samples)
 

@@ -14,7 +14,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from legato.config.bounded_file import read_bounded
-from legato.core.cost import CostModel, StepCost, StepShape
+from legato.cost.cost_model import CostModel
+from legato.cost.step_cost import StepCost, StepShape
 from legato.errors import ConfigError
 
 Count = Annotated[int, Field(ge=0, le=10**12)]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from legato import __version__
-from legato.core.scheduler import SchedulerConfig
+from legato.core.state import SchedulerConfig
 from legato.engine.calibration import calibrate
 from legato.engine.cost_file import CostFile, Sample, read_cost_file, write_cost_file
 from legato.engine.protocol import Runner

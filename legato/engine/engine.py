@@ -9,11 +9,12 @@ import logging
 from collections.abc import Callable
 
 from legato.core.events import Event
-from legato.core.plan import StepResult, plan
+from legato.core.lifecycle import FinishReason
+from legato.core.plan import plan
 from legato.core.request import Request, RequestId
 from legato.core.schedule import Schedule
 from legato.core.scheduler import Scheduler
-from legato.core.stopping import FinishReason
+from legato.core.step_plan import StepResult
 from legato.engine.progress import ProgressReports
 from legato.engine.protocol import Observer, Runner
 from legato.errors import LegatoError
@@ -27,7 +28,7 @@ class Engine:
 
     def __init__(self, scheduler: Scheduler, runner: Runner | None, *, clock: Callable[[], float]) -> None:
         """`runner` is None only for a subclass that computes steps in another way."""
-        pool = scheduler.blocks
+        pool = scheduler.state.pool
         if runner and (pool.num_blocks > runner.num_blocks or pool.block_size != runner.block_size):
             raise ValueError(
                 f"the pool has {pool.num_blocks} blocks of {pool.block_size} tokens, "
@@ -47,7 +48,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._untold) or self.scheduler.has_work
+        return bool(self._untold) or self.scheduler.state.has_work
 
     def submit(self, request: Request) -> None:
         """Queue a request; raises `RequestError` if it cannot be served."""
@@ -71,7 +72,7 @@ class Engine:
         """
         now = self.clock()
         self._expire(now)
-        if self.scheduler.has_work:
+        if self.scheduler.state.has_work:
             self._run_step(now)
         events, self._untold = tuple(self._untold), []
         return events
@@ -85,7 +86,7 @@ class Engine:
             result = self.compute(schedule)
             events, model_time = scheduler.complete(result, ended := self.clock()), result.elapsed
         except BaseException as caught:  # whatever the model does, the loop and the other requests live on
-            if scheduler.in_flight is None:
+            if scheduler.state.in_flight is None:
                 raise
             ended = self.clock()
             error = caught.message if isinstance(caught, LegatoError) else type(caught).__name__
@@ -103,11 +104,11 @@ class Engine:
             events=events,
             ended=ended,
             model_time=model_time,
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
-            blocks_used=scheduler.blocks.num_used,
-            blocks_cached=scheduler.blocks.num_cached,
-            blocks_total=scheduler.blocks.num_blocks,
+            num_running=len(scheduler.state.running),
+            num_waiting=len(scheduler.state.waiting),
+            blocks_used=scheduler.state.pool.num_used,
+            blocks_cached=scheduler.state.pool.num_cached,
+            blocks_total=scheduler.state.pool.num_blocks,
             error=error,
         )
         self._tell(lambda observer: observer.stepped(record))
@@ -117,7 +118,7 @@ class Engine:
     def compute(self, schedule: Schedule) -> StepResult:
         """Run the step that was just committed."""
         assert self._runner is not None
-        return self._runner.run(plan(self.scheduler, schedule))
+        return self._runner.run(plan(self.scheduler.state, schedule))
 
     def _expire(self, now: float) -> None:
         """End what is over its deadline, before any work is done for it."""

@@ -18,8 +18,16 @@ A constraint moves it on to the next token that is allowed, after the last one t
 import time
 from collections.abc import Callable, Iterator
 
-from legato.core.plan import Fault, ForwardSeq, Sampled, SampleRow, ScoreRows, StepPlan, StepResult
-from legato.core.stopping import FinishReason
+from legato.core.lifecycle import FinishReason
+from legato.core.step_plan import (
+    ForwardSeq,
+    SampleRow,
+    SamplingFailure,
+    ScoreRows,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 from legato.errors import ConstraintError
 
 
@@ -63,35 +71,35 @@ class FakeRunner:
     def _write(self, seq: ForwardSeq) -> None:
         done, size = 0, self.block_size
         while done < len(seq.tokens):
-            block, slot = seq.blocks[(seq.start + done) // size], (seq.start + done) % size
+            block, slot = seq.block_table[(seq.start + done) // size], (seq.start + done) % size
             tokens, cells = seq.tokens[done : done + size - slot], self._cache[block]
             self._totals[block] += sum(tokens) - sum(cells[slot : slot + len(tokens)])
             cells[slot : slot + len(tokens)] = tokens
             done += len(tokens)
 
-    def _sample(self, seq: ForwardSeq, row: SampleRow) -> Sampled:
+    def _sample(self, seq: ForwardSeq, row: SampleRow) -> TokenLogprobs | SamplingFailure:
         token = self._choose(self._read(seq, seq.end), row)
         try:
             allowed = row.allowed()
         except ConstraintError as error:
-            return Sampled(token, fault=Fault(FinishReason.CONSTRAINT, error.message))
+            return SamplingFailure(FinishReason.CONSTRAINT, error.message)
         if allowed is not None:
             token = next_allowed(token, allowed)
         if row.params.logprobs is None:
-            return Sampled(token)
-        return Sampled(token, 0.0, ((token, 0.0),) if row.params.logprobs else ())
+            return TokenLogprobs(token)
+        return TokenLogprobs(token, 0.0, ((token, 0.0),) if row.params.logprobs else ())
 
-    def _score(self, seq: ForwardSeq, rows: ScoreRows) -> Iterator[Sampled]:
+    def _score(self, seq: ForwardSeq, rows: ScoreRows) -> Iterator[TokenLogprobs]:
         for end, target in enumerate(rows.targets, seq.start + rows.first + 1):
             token = self._read(seq, end) % self.vocab_size
             top = ((token, 0.0),) if rows.num_top else ()
-            yield Sampled(target, -float(target != token), top, 1 + (target != token))
+            yield TokenLogprobs(target, -float(target != token), top, 1 + (target != token))
 
     def _read(self, seq: ForwardSeq, end: int) -> int:
         """The sum of all ids before position `end`, plus the last position."""
         num_full, rest = divmod(end, self.block_size)
-        total = sum(map(self._totals.__getitem__, seq.blocks[:num_full]))
-        return total + sum(self._cache[seq.blocks[num_full]][:rest] if rest else ()) + end - 1
+        total = sum(map(self._totals.__getitem__, seq.block_table[:num_full]))
+        return total + sum(self._cache[seq.block_table[num_full]][:rest] if rest else ()) + end - 1
 
 
 def next_token(tokens: list[int], vocab_size: int) -> int:

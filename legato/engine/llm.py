@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from legato.config import EngineSettings, ModelSettings, as_sections
+from legato.core.lifecycle import FinishReason
 from legato.core.request import RequestId
-from legato.core.stopping import FinishReason
 from legato.engine.asking import (
     Asked,
     Completion,

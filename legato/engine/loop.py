@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from legato.core.events import Event, FinishEvent, TokenEvent
+from legato.core.lifecycle import FinishReason
 from legato.core.request import Request, RequestId
-from legato.core.stopping import FinishReason
 from legato.engine.engine import Engine
 from legato.errors import RequestError, UnavailableError
 

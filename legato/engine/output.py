@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from legato.core.events import Event, FinishEvent, ProgressEvent, PromptEvent, TokenEvent
-from legato.core.plan import Sampled
-from legato.core.request import Request, RequestId, SamplingParams
-from legato.core.stopping import FinishReason
+from legato.core.lifecycle import FinishReason
+from legato.core.request import Request, RequestId
+from legato.core.step_plan import TokenLogprobs
+from legato.sampling_params import SamplingParams
 from legato.text.detokenizer import Detokenizer
 from legato.text.stop import StopStrings
 from legato.text.tokenizer import Tokenizer
@@ -35,11 +36,11 @@ class Delta:
 
     text: str
     """Certain text; joined over all deltas it is the reply's text."""
-    sampled: Sampled | None
+    sampled: TokenLogprobs | None
     """The token, if there is one. A stop token is a token too, but adds no text."""
     finish: Finish | None
     """Set on the last delta, and only there."""
-    prompt: tuple[Sampled, ...] = ()
+    prompt: tuple[TokenLogprobs, ...] = ()
     """The prompt's next tokens with their log-probabilities, if asked for; the first one has none."""
     progress: ProgressEvent | None = None
     """How far the prompt is, if that was asked for. Such a delta adds nothing to the reply."""
@@ -121,7 +122,7 @@ class Reply:
         self._min_tokens = request.params.min_tokens if text.min_tokens is None else text.min_tokens
         self._num_generated = 0
         scores_prompt = request.params.prompt_logprobs is not None
-        self._unscored = (Sampled(request.prompt[0]),) if scores_prompt else ()
+        self._unscored = (TokenLogprobs(request.prompt[0]),) if scores_prompt else ()
         """The first token of a prompt of which log-probabilities were asked for, until it was told."""
         self._eos_ids = tokenizer.eos_ids
         self.num_cached = 0
@@ -146,7 +147,7 @@ class Reply:
         self.finished = delta.finish is not None
         return delta
 
-    def _token(self, event: TokenEvent, prompt: tuple[Sampled, ...]) -> Delta:
+    def _token(self, event: TokenEvent, prompt: tuple[TokenLogprobs, ...]) -> Delta:
         token = event.sampled.token
         self.num_cached = event.num_cached
         self._num_generated += 1

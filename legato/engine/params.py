@@ -1,7 +1,7 @@
 """How a library's user wants replies to be made: checked at once, with errors that say what was expected.
 
 `legato.SamplingParams` has vLLM's names. It is made of plain values and texts; the engine's own parameters
-(`legato.core.request`) and the rules for a reply's text are made from it, with the model's tokenizer.
+(`legato.sampling_params`) and the rules for a reply's text are made from it, with the model's tokenizer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, SkipValidation, ValidationError, model_validator
 
 from legato.config.faults import as_config_error
-from legato.core import request
-from legato.core.request import Constraint
 from legato.engine.output import TextRules
 from legato.errors import RequestError
+from legato import sampling_params
+from legato.sampling_params import Constraint
 from legato.text.sampling_defaults import SamplingDefaults
 from legato.text.stop import StopStrings
 from legato.text.tokenizer import Tokenizer
@@ -114,7 +114,7 @@ class SamplingParams(BaseModel, metaclass=_Checked):
         StopStrings(self._stops)
         return self
 
-    def for_engine(self, tokenizer: Tokenizer) -> request.SamplingParams:
+    def for_engine(self, tokenizer: Tokenizer) -> sampling_params.SamplingParams:
         """The engine's parameters, for the model of a tokenizer."""
         runs: dict[tuple[int, ...], None] = {}
         for word in self.bad_words:
@@ -138,9 +138,9 @@ class SamplingParams(BaseModel, metaclass=_Checked):
 
     def _for_engine(
         self, bad_words: tuple[tuple[int, ...], ...], eos_ids: frozenset[int]
-    ) -> request.SamplingParams:
+    ) -> sampling_params.SamplingParams:
         allowed, bias = self.allowed_token_ids, self.logit_bias
-        return request.SamplingParams(
+        return sampling_params.SamplingParams(
             max_tokens=self.max_tokens,
             min_tokens=self.min_tokens,
             temperature=self.temperature,

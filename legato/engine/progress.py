@@ -38,11 +38,11 @@ class ProgressReports:
         if not self._last:
             return ()
         events: list[ProgressEvent] = []
-        ahead = scheduler.tokens_ahead()
-        places = {request_id: place for place, request_id in enumerate(scheduler.waiting)}
+        ahead = scheduler.state.tokens_ahead()
+        places = {request_id: place for place, request_id in enumerate(scheduler.state.waiting)}
         pace = self._seconds_a_token()
         for request_id, last in tuple(self._last.items()):
-            sequence = scheduler.running.get(request_id) or scheduler.waiting.get(request_id)
+            sequence = scheduler.state.running.get(request_id) or scheduler.state.waiting.get(request_id)
             event = None
             if sequence is not None:
                 arrival = sequence.request.arrival
@@ -68,7 +68,7 @@ def _progress(sequence: Sequence, place: int | None, ttft: float | None) -> Prog
         num_computed=min(sequence.num_computed, num_prompt),
         num_prompt=num_prompt,
         num_cached=sequence.num_cached,
-        queue_place=place,
+        queue_position=place,
         predicted_ttft=ttft,
     )
 

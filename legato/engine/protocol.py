@@ -2,9 +2,9 @@
 
 from typing import Protocol
 
-from legato.core.plan import StepPlan, StepResult
+from legato.core.lifecycle import FinishReason
 from legato.core.request import Request, RequestId
-from legato.core.stopping import FinishReason
+from legato.core.step_plan import StepPlan, StepResult
 from legato.metrics.journal import StepRecord
 
 

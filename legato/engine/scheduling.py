@@ -3,10 +3,12 @@
 from legato.config import EngineSettings
 from legato.core.block_pool import BlockPool
 from legato.core.budget import TargetBudget
-from legato.core.cost import CostModel, StepShape
-from legato.core.order import ORDERS
-from legato.core.prefill import Chunked, FillBudget, PrefillPolicy, WholePrompt
-from legato.core.scheduler import Scheduler, SchedulerConfig
+from legato.core.prefill_policy import Chunked, FillBudget, PrefillPolicy, WholePrompt
+from legato.core.scheduler import Scheduler
+from legato.core.scheduling_policy import SCHEDULING_POLICIES
+from legato.core.state import SchedulerConfig
+from legato.cost.cost_model import CostModel
+from legato.cost.step_cost import StepShape
 
 COMFORTABLE = 0.2
 """Seconds between tokens that a person who reads along does not notice: five tokens a second."""
@@ -56,7 +58,7 @@ def make_scheduler(
         pool,
         prefill_policy=prefill_policy(engine.prefill_chunk),
         budget=TargetBudget(engine.token_limit, costs, target=engine.tpot_target, min_chunk=engine.min_chunk),
-        order=ORDERS[engine.policy](engine.token_limit),
+        policy=SCHEDULING_POLICIES[engine.policy](engine.token_limit),
     )
 
 

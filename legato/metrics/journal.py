@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from legato.core.events import Event, TokenEvent
+from legato.core.lifecycle import FinishReason
 from legato.core.request import Request, RequestId
 from legato.core.schedule import Schedule
-from legato.core.stopping import FinishReason
 from legato.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -55,17 +55,17 @@ class StepRecord:
             "elapsed": self.elapsed,
             "model": self.model_time,
             "tokens": schedule.num_tokens,
-            "budget": schedule.budget,
-            "limit": schedule.limit.value,
+            "budget": schedule.token_budget,
+            "limit": schedule.limited_by.value,
             "target": schedule.target,
             "predicted": schedule.predicted,
             "margin": schedule.margin,
             "decodes": [run.request_id for run in schedule.decodes],
-            "chunks": [[run.request_id, run.start, run.length, run.last] for run in schedule.chunks],
+            "chunks": [[run.request_id, run.start, run.length, run.is_last] for run in schedule.chunks],
             "admitted": schedule.admitted,
             "preempted": schedule.preempted,
             "left_out": {request_id: reason.value for request_id, reason in schedule.left_out},
-            "queue": None if schedule.queue is None else schedule.queue.value,
+            "queue": None if schedule.queue_reason is None else schedule.queue_reason.value,
             "sampled": [event.request_id for event in self.events if isinstance(event, TokenEvent)],
             "running": self.num_running,
             "waiting": self.num_waiting,

@@ -14,9 +14,9 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from legato.core.block_pool import BlockPool
+from legato.core.lifecycle import FinishReason
 from legato.core.request import Request, RequestId
 from legato.core.schedule import Reason, Schedule
-from legato.core.stopping import FinishReason
 from legato.metrics.journal import StepRecord
 from legato.metrics.series import Catalogue
 from legato.metrics.target_series import TargetSeries
@@ -172,7 +172,7 @@ class StepSeries:
     def stepped(self, record: StepRecord) -> None:
         """A failed step computed nothing; what it admitted and preempted happened."""
         schedule = record.schedule
-        self._budget.set(record.schedule.budget)
+        self._budget.set(record.schedule.token_budget)
         self._preemptions.add(len(schedule.preempted))
         self.held(record.blocks_used, record.blocks_cached, record.blocks_total)
         self.left_out(left_out_by_reason(record.schedule))
@@ -205,8 +205,8 @@ def left_out_by_reason(schedule: Schedule) -> dict[Reason, int]:
     counts = dict.fromkeys(Reason, 0)
     for reason in schedule.reasons.values():
         counts[reason] += 1
-    if schedule.queue is not None:
-        counts[schedule.queue] += schedule.num_behind
+    if schedule.queue_reason is not None:
+        counts[schedule.queue_reason] += schedule.num_not_examined
     return counts
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from legato.core.cost import quantile
+from legato.cost.cost_model import quantile
 from legato.metrics.timeline import COMPLETE, RequestTimeline
 
 

@@ -2,10 +2,10 @@
 
 import logging
 
-from legato.core.budget import Limit
-from legato.core.cost import shape_of
+from legato.core.budget import LimitedBy
+from legato.core.lifecycle import FinishReason
 from legato.core.request import Request, RequestId
-from legato.core.stopping import FinishReason
+from legato.cost.step_cost import shape_of
 from legato.metrics.journal import StepRecord
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class TargetLog:
 
     def stepped(self, record: StepRecord) -> None:
         schedule = record.schedule
-        unreachable = schedule.limit is Limit.UNREACHABLE
+        unreachable = schedule.limited_by is LimitedBy.UNREACHABLE
         if schedule.target is None or schedule.cost is None or unreachable == self._unreachable:
             return
         if self._told is not None and record.ended - self._told < QUIET_S:

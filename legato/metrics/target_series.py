@@ -3,8 +3,8 @@ how good the predictions were. The formulas are those of `timeline` and `journal
 
 from collections import deque
 
-from legato.core.budget import Limit
-from legato.core.cost import WINDOW, quantile
+from legato.core.budget import LimitedBy
+from legato.cost.cost_model import WINDOW, quantile
 from legato.metrics.journal import StepRecord
 from legato.metrics.series import Catalogue
 from legato.metrics.timeline import RequestTimeline, StepChanges, Targets
@@ -33,7 +33,7 @@ class TargetSeries:
             "legato_steps_total",
             "Steps, by what bounded the prompt tokens in them.",
             ("limit",),
-            [(limit.value,) for limit in Limit],
+            [(limit.value,) for limit in LimitedBy],
         )
         self._unreachable = new.gauge(
             "legato_target_unreachable",
@@ -64,8 +64,8 @@ class TargetSeries:
 
     def stepped(self, record: StepRecord) -> None:
         schedule = record.schedule
-        self._steps.add(1, schedule.limit.value)
-        self._unreachable.set(int(schedule.limit is Limit.UNREACHABLE))
+        self._steps.add(1, schedule.limited_by.value)
+        self._unreachable.set(int(schedule.limited_by is LimitedBy.UNREACHABLE))
         if schedule.target is not None:
             self._margin.set(schedule.margin)
         if record.prediction_error is not None:

@@ -3,8 +3,8 @@
 import logging
 
 from legato.core.events import TokenEvent
+from legato.core.lifecycle import FinishReason
 from legato.core.request import Request, RequestId
-from legato.core.stopping import FinishReason
 from legato.metrics.journal import StepRecord
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from legato.core.events import ProgressEvent, PromptEvent, TokenEvent
+from legato.core.lifecycle import FinishReason
 from legato.core.request import Request, RequestId
 from legato.core.schedule import Chunk, Schedule
-from legato.core.stopping import FinishReason
 from legato.metrics.journal import StepRecord
 
 COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from legato.core.plan import SampleRow
+from legato.core.step_plan import SampleRow
 
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _OF_BYTE = np.where(_BITS, np.float32(0), np.float32(-np.inf))

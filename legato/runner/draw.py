@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from legato.core.request import SamplingParams
+from legato.sampling_params import SamplingParams
 
 _ONE = 1 << 40
 _COLDEST = 1e-30  # Below it fp32 division gives 0 / 0; here already only the highest logits have weight.

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from legato.core.plan import ForwardBatch, ForwardSeq, StepPlan
 from legato.core.request import RequestId
+from legato.core.step_plan import ForwardBatch, ForwardSeq, StepPlan
 from legato.models.decoder import Decoder
 from legato.runner.inputs import build_inputs
 from legato.runner.kv_cache import KVCache

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from legato.attention.base import AttentionBatch
-from legato.core.plan import ForwardSeq, StepPlan
+from legato.core.step_plan import ForwardSeq, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ def build_inputs(plan: StepPlan, *, block_size: int, device: torch.device) -> St
 
 def _block_table(seqs: Sequence[ForwardSeq], block_size: int) -> npt.NDArray[np.int32]:
     """[S, W]: each sequence's blocks, padded with block 0."""
-    table = np.zeros((len(seqs), max(len(seq.blocks) for seq in seqs)), dtype=np.int32)
+    table = np.zeros((len(seqs), max(len(seq.block_table) for seq in seqs)), dtype=np.int32)
     for line, seq in zip(table, seqs, strict=True):
-        assert seq.end <= len(seq.blocks) * block_size, "the scheduler gave a sequence too few blocks"
-        line[: len(seq.blocks)] = seq.blocks
+        assert seq.end <= len(seq.block_table) * block_size, "the scheduler gave a sequence too few blocks"
+        line[: len(seq.block_table)] = seq.block_table
     return table

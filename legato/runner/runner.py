@@ -3,13 +3,12 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from legato.core.plan import Sampled, SampleRow, StepPlan, StepResult
-from legato.core.stopping import FinishReason
+from legato.core.lifecycle import FinishReason
+from legato.core.step_plan import SampleRow, SamplingFailure, StepPlan, StepResult
 from legato.models.decoder import Decoder
 from legato.runner.exactness import ExactnessCheck, ExactnessReport
 from legato.runner.inputs import build_inputs
@@ -19,7 +18,7 @@ from legato.runner.score import score
 
 logger = logging.getLogger(__name__)
 
-_FLOAT16_ENDS = (
+_FLOAT16_LIMIT = (
     "K and V are kept as float16, which ends at 65504: if they are larger, --kv-dtype float32 helps"
 )
 
@@ -50,7 +49,7 @@ class TorchRunner:
 
         The LM head is computed for these rows only: none in a step of middle chunks that nobody wants scored.
         `elapsed` covers all of it, the device's work included. A row whose logits allow no choice gets a
-        fault, which is logged.
+        `SamplingFailure`, which is logged.
         """
         began = self._clock()
         device = self._decoder.device
@@ -58,22 +57,23 @@ class TorchRunner:
         hidden = self._decoder.hidden(inputs.token_ids, inputs.positions, inputs.batch, self._cache.layers)
         logits = self._decoder.logits(hidden[inputs.rows])
         sampled = sample(logits, plan.sample)
-        if any(one.fault is not None for one in sampled):
-            sampled = tuple(map(self._explained, plan.sample, sampled, logits))
+        sampled = tuple(
+            self._logged(row, result, logits[i]) if isinstance(result, SamplingFailure) else result
+            for i, (row, result) in enumerate(zip(plan.sample, sampled, strict=True))
+        )
         scored = score(self._decoder, hidden, plan)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return StepResult(sampled, self._clock() - began, scored)
 
-    def _explained(self, row: SampleRow, sampled: Sampled, logits: Tensor) -> Sampled:
-        """What came of a row; a fault of its logits is logged, with the remedy if there is one."""
-        fault = sampled.fault
-        if fault is None or fault.reason is not FinishReason.ERROR:
-            return sampled
+    def _logged(self, row: SampleRow, failure: SamplingFailure, logits: Tensor) -> SamplingFailure:
+        """Log a failure that is due to the logits of a row ([V]), and add the remedy if there is one."""
+        if failure.reason is not FinishReason.ERROR:
+            return failure
         if self._cache.dtype == torch.float16 and logits.isnan().any():
-            fault = fault._replace(message=f"{fault.message}; {_FLOAT16_ENDS}")
-        logger.error("request %s: %s", row.request_id, fault.message)
-        return replace(sampled, fault=fault)
+            failure = failure._replace(message=f"{failure.message}; {_FLOAT16_LIMIT}")
+        logger.error("request %s: %s", row.request_id, failure.message)
+        return failure
 
     def check_exactness(self, seconds: float, seed: int) -> ExactnessReport:
         """Compare logits over random schedules for about `seconds`; the cache's contents are lost."""

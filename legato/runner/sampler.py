@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from legato.core.plan import Fault, Sampled, SampleRow
-from legato.core.stopping import FinishReason
+from legato.core.lifecycle import FinishReason
+from legato.core.step_plan import SampleRow, SamplingFailure, TokenLogprobs
 from legato.errors import ConstraintError
 from legato.runner.adjust import adjust_rows, forbid_others, is_adjusted
 from legato.runner.draw import best, draw_rows, take_rows
@@ -30,24 +30,24 @@ _CPU_TILE, _GPU_TILE = 1 << 20, 1 << 26
 _PLAIN_GREEDY = (False, True)
 
 
-def sample(logits: Tensor, rows: Sequence[SampleRow]) -> tuple[Sampled, ...]:
+def sample(logits: Tensor, rows: Sequence[SampleRow]) -> tuple[TokenLogprobs | SamplingFailure, ...]:
     """One token per row of `logits` ([R, V] fp32, left as it is); every `params.seed` is set.
 
     Rows that are greedy and ask for nothing else cost one argmax for all of them together, and each other
     operation runs once for all rows that need it. Ids in parameters and histories are below V: that is
     checked where requests enter.
 
-    A row whose constraint fails, that holds NaN or +inf or that has no token left to choose, gets a `fault`;
-    the others know nothing of it.
+    A row whose constraint fails, that contains NaN or +inf, or that has no token left to choose, gets a
+    `SamplingFailure`. The other rows are not affected.
     """
     groups: dict[tuple[bool, bool], list[int]] = {}
-    results: dict[int, Sampled] = {}
+    results: dict[int, TokenLogprobs | SamplingFailure] = {}
     masks: dict[int, bytes | None] = {}
     for i, row in enumerate(rows):
         try:
             masks[i] = row.allowed()
         except ConstraintError as error:
-            results[i] = Sampled(-1, fault=Fault(FinishReason.CONSTRAINT, error.message))
+            results[i] = SamplingFailure(FinishReason.CONSTRAINT, error.message)
         else:
             groups.setdefault((is_adjusted(row), row.params.greedy), []).append(i)
     for kind, group in groups.items():
@@ -55,12 +55,12 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> tuple[Sampled, ...]:
             drawn = _choose(take_rows(logits, picks), [rows[i] for i in picks], [masks[i] for i in picks])
             results.update(zip(picks, drawn, strict=True))
     asked = {
-        i: k
-        for i, row in enumerate(rows)
-        if (k := row.params.logprobs) is not None and results[i].fault is None
+        i: (sampled.token, k)
+        for i, sampled in results.items()
+        if (k := rows[i].params.logprobs) is not None and isinstance(sampled, TokenLogprobs)
     }
-    for picks in tiles(list(asked), logits):
-        chosen = [(results[i].token, asked[i]) for i in picks]
+    for picks in tiles(sorted(asked), logits):
+        chosen = [asked[i] for i in picks]
         results.update(zip(picks, report(take_rows(logits, picks), chosen), strict=True))
     return tuple(results[i] for i in range(len(rows)))
 
@@ -71,28 +71,30 @@ def tiles(picks: Sequence[int], logits: Tensor) -> Iterator[Sequence[int]]:
     return (picks[i : i + height] for i in range(0, len(picks), height))
 
 
-def _choose(logits: Tensor, rows: Sequence[SampleRow], masks: Sequence[bytes | None]) -> Iterator[Sampled]:
-    """What is drawn for rows that are all adjusted or all not, and all greedy or all drawn."""
-    faults: dict[int, Sampled] = {}
+def _choose(
+    logits: Tensor, rows: Sequence[SampleRow], masks: Sequence[bytes | None]
+) -> Iterator[TokenLogprobs | SamplingFailure]:
+    """The results of rows that are all adjusted or all not, and all greedy or all drawn."""
+    failures: dict[int, SamplingFailure] = {}
     if is_adjusted(rows[0]):
-        faults = _faults(logits.amax(dim=-1))
+        failures = _failures(logits.amax(dim=-1))
         logits = adjust_rows(logits, rows)
         for line, mask in zip(logits, masks, strict=True):
             if mask is not None:
                 forbid_others(line, mask)
     if rows[0].params.greedy:
         highest = _argmax(logits)
-        faults |= _faults(logits.gather(1, highest).squeeze(1))
+        failures |= _failures(logits.gather(1, highest).squeeze(1))
         tokens = iter(highest.squeeze(1).tolist())
-        return (faults.get(i) or Sampled(token) for i, token in enumerate(tokens))
+        return (failures.get(i) or TokenLogprobs(token) for i, token in enumerate(tokens))
     peaks = logits.amax(dim=-1, keepdim=True)
-    faults |= _faults(peaks.squeeze(1))
-    sound = [i for i in range(len(rows)) if i not in faults]
-    if faults:
+    failures |= _failures(peaks.squeeze(1))
+    sound = [i for i in range(len(rows)) if i not in failures]
+    if failures:
         logits, peaks = logits[sound], peaks[sound]
     randoms = [random64(_seed(rows[i]), rows[i].num_generated) for i in sound]
     drawn = iter(draw_rows(logits, peaks, [rows[i].params for i in sound], randoms) if sound else ())
-    return (faults.get(i) or Sampled(next(drawn)) for i in range(len(rows)))
+    return (failures.get(i) or TokenLogprobs(next(drawn)) for i in range(len(rows)))
 
 
 def _argmax(logits: Tensor) -> Tensor:
@@ -103,7 +105,7 @@ def _argmax(logits: Tensor) -> Tensor:
     return torch.from_numpy(logits.detach().numpy().argmax(axis=-1, keepdims=True))
 
 
-def report(logits: Tensor, chosen: Sequence[tuple[int, int]]) -> Iterator[Sampled]:
+def report(logits: Tensor, chosen: Sequence[tuple[int, int]]) -> Iterator[TokenLogprobs]:
     """Each row's token with log-probabilities: its own and those of the row's best ids. `chosen` are pairs of
     the token and the number of best ids that are asked for."""
     asked = [num_top for _, num_top in chosen]
@@ -111,7 +113,7 @@ def report(logits: Tensor, chosen: Sequence[tuple[int, int]]) -> Iterator[Sample
     ids = torch.cat((tokens, best(logits, max(asked))), dim=1)
     logprobs = logits.log_softmax(dim=-1).gather(1, ids)
     for k, (token, *top), (logprob, *others) in zip(asked, ids.tolist(), logprobs.tolist(), strict=True):
-        yield Sampled(token, logprob, tuple(zip(top[:k], others[:k], strict=True)))
+        yield TokenLogprobs(token, logprob, tuple(zip(top[:k], others[:k], strict=True)))
 
 
 def _seed(row: SampleRow) -> int:
@@ -119,12 +121,11 @@ def _seed(row: SampleRow) -> int:
     return row.params.seed
 
 
-def _faults(peaks: Tensor) -> dict[int, Sampled]:
-    """Maxima let NaN through, so one look at the highest logits ([R]) covers NaN, +inf and all -inf."""
+def _failures(peaks: Tensor) -> dict[int, SamplingFailure]:
+    """The rows with no finite maximum, by index. A maximum propagates NaN, so the highest logits ([R]) cover
+    NaN, +inf and all -inf."""
     return {
-        i: Sampled(
-            -1, fault=Fault(FinishReason.ERROR, f"no token can be chosen, the highest logit is {peak}")
-        )
+        i: SamplingFailure(FinishReason.ERROR, f"no token can be chosen, the highest logit is {peak}")
         for i, peak in enumerate(peaks.tolist())
         if not math.isfinite(peak)
     }

@@ -12,8 +12,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from legato.core.plan import Sampled, StepPlan
 from legato.core.request import RequestId
+from legato.core.step_plan import StepPlan, TokenLogprobs
 from legato.models.decoder import Decoder
 from legato.runner.draw import take_rows
 from legato.runner.sampler import report, tiles
@@ -22,17 +22,17 @@ SLICE = 1 << 24
 """Logits that exist at once: 64 MB."""
 
 
-def score(decoder: Decoder, hidden: Tensor, plan: StepPlan) -> dict[RequestId, tuple[Sampled, ...]]:
+def score(decoder: Decoder, hidden: Tensor, plan: StepPlan) -> dict[RequestId, tuple[TokenLogprobs, ...]]:
     """The targets of each of `plan.score` with their log-probabilities and ranks.
 
     `hidden` is [T, E], as the decoder made it: a row for each token of the step.
     """
     starts = [0, *accumulate(len(seq.tokens) for seq in plan.batch.seqs)]
     height = max(1, SLICE // decoder.spec.vocab_size)
-    scored: dict[RequestId, tuple[Sampled, ...]] = {}
+    scored: dict[RequestId, tuple[TokenLogprobs, ...]] = {}
     for rows in plan.score:
         first, end = (starts[rows.seq] + rows.first + offset for offset in (0, len(rows.targets)))
-        entries: list[Sampled] = []
+        entries: list[TokenLogprobs] = []
         for low in range(first, end, height):
             logits = decoder.logits(hidden[low : min(low + height, end)])
             entries += _entries(logits, rows.targets[low - first :], rows.num_top)
@@ -40,7 +40,7 @@ def score(decoder: Decoder, hidden: Tensor, plan: StepPlan) -> dict[RequestId, t
     return scored
 
 
-def _entries(logits: Tensor, targets: Sequence[int], num_top: int) -> Iterator[Sampled]:
+def _entries(logits: Tensor, targets: Sequence[int], num_top: int) -> Iterator[TokenLogprobs]:
     """An entry for each row of `logits` ([R, V]); `targets[i]` is the token of row i."""
     for picks in tiles(range(len(logits)), logits):
         part, chosen = take_rows(logits, picks), [targets[i] for i in picks]

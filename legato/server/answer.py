@@ -232,6 +232,6 @@ def _progress(index: int, event: ProgressEvent) -> Json:
         "prefilled_tokens": event.num_computed,
         "prompt_tokens": event.num_prompt,
         "cached_tokens": event.num_cached,
-        "queue_place": event.queue_place,
+        "queue_place": event.queue_position,
         **({} if predicted is None else {"predicted_ttft_ms": round(1000 * predicted, 1)}),
     }

@@ -3,7 +3,7 @@ the reply included, whatever a stop string cut off the text; and for each token 
 
 from collections.abc import Sequence
 
-from legato.core.plan import Sampled
+from legato.core.step_plan import TokenLogprobs
 from legato.text.detokenizer import Detokenizer
 from legato.text.tokenizer import Tokenizer
 
@@ -26,7 +26,7 @@ class CompletionLogprobs:
         self._detokenizer = Detokenizer(tokenizer, skip_special=skip_special)
         self._num_chars = 0
 
-    def of(self, prompt: Sequence[Sampled], sampled: Sequence[Sampled]) -> dict[str, object]:
+    def of(self, prompt: Sequence[TokenLogprobs], sampled: Sequence[TokenLogprobs]) -> dict[str, object]:
         """The arrays of a prompt that is echoed and of the reply's next tokens. `text_offset` is where a
         token begins in the text of both, before stop strings are cut off."""
         tokens = (*prompt, *sampled)
@@ -40,7 +40,7 @@ class CompletionLogprobs:
             "text_offset": offsets + [self._offset(s.token) for s in sampled],
         }
 
-    def _top(self, sampled: Sampled) -> dict[str, float | None] | None:
+    def _top(self, sampled: TokenLogprobs) -> dict[str, float | None] | None:
         """The token itself is in it, even if not among the most likely. None for a text's first token."""
         if sampled.logprob is None:
             return None
@@ -55,7 +55,7 @@ class CompletionLogprobs:
         return offset
 
 
-def chat_logprobs(tokenizer: Tokenizer, sampled: Sequence[Sampled]) -> dict[str, object]:
+def chat_logprobs(tokenizer: Tokenizer, sampled: Sequence[TokenLogprobs]) -> dict[str, object]:
     """The `logprobs` of a chat choice."""
     content = [
         {
@@ -68,7 +68,7 @@ def chat_logprobs(tokenizer: Tokenizer, sampled: Sequence[Sampled]) -> dict[str,
 
 
 def prompt_logprobs(
-    tokenizer: Tokenizer, prompt: Sequence[Sampled], num_top: int
+    tokenizer: Tokenizer, prompt: Sequence[TokenLogprobs], num_top: int
 ) -> list[dict[str, object] | None]:
     """As vLLM: for each token of a prompt the entries of itself and of the most likely ones in its place, by
     id. None for the first token."""

@@ -9,12 +9,12 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from legato.core.plan import Sampled
-from legato.core.request import SamplingParams
-from legato.core.stopping import FinishReason
+from legato.core.lifecycle import FinishReason
+from legato.core.step_plan import TokenLogprobs
 from legato.engine.async_engine import AsyncEngine, Room, Stream
 from legato.engine.output import Delta, Finish, Terms, TextRules
 from legato.errors import ConstraintError, DeadlineError, StepError, UnavailableError
+from legato.sampling_params import SamplingParams
 from legato.server.event_loop import Turns
 from legato.server.sampling import seed_of
 
@@ -52,12 +52,12 @@ class Part:
     """A stretch of a reply: what one delta adds, or all of it."""
 
     text: str
-    sampled: tuple[Sampled, ...]
+    sampled: tuple[TokenLogprobs, ...]
     finish_reason: str | None
     """`stop` or `length` if the reply ends with it."""
     stop_reason: str | int | None
     """The stop string or the stop token's id that ended it (as vLLM)."""
-    prompt: tuple[Sampled, ...] = ()
+    prompt: tuple[TokenLogprobs, ...] = ()
     """All of the prompt with log-probabilities, if they were asked for: part of what comes first."""
 
     @classmethod

@@ -5,9 +5,9 @@ from dataclasses import replace
 from functools import partial
 
 from legato.config import in_seconds
-from legato.core.request import SamplingParams
 from legato.engine.output import Terms, TextRules
 from legato.errors import ContextLengthError, RequestError
+from legato.sampling_params import SamplingParams
 from legato.server.protocol import GenerationBody
 from legato.server.service import Service
 from legato.server.structured import constrained

@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from legato.core.request import SamplingParams
 from legato.errors import RequestError
+from legato.sampling_params import SamplingParams
 from legato.server.strict import NONE, Body, Items, JsonObject
 from legato.server.work_pool import WorkPool
 from legato.text.grammar import Grammar, Grammars, choice_source, grammar_source, json_source, regex_source

@@ -3,13 +3,13 @@
 from array import array
 from dataclasses import dataclass, field
 
-from legato.core.budget import Limit
+from legato.core.budget import LimitedBy
+from legato.core.lifecycle import FinishReason
 from legato.core.request import Request, RequestId
-from legato.core.stopping import FinishReason
 from legato.metrics.journal import StepRecord
 from legato.metrics.timeline import RequestTimeline, Targets, Timelines
 
-LIMITS = tuple(Limit)
+LIMITS = tuple(LimitedBy)
 _NUMBER_OF = {limit: number for number, limit in enumerate(LIMITS)}
 
 
@@ -64,7 +64,7 @@ class Recorder:
         steps.elapsed.append(record.ended - schedule.now)
         steps.num_decodes.append(len(schedule.decodes))
         steps.num_prefill.append(schedule.num_prefill_tokens)
-        steps.limit.append(_NUMBER_OF[schedule.limit])
+        steps.limit.append(_NUMBER_OF[schedule.limited_by])
         steps.num_running.append(record.num_running)
         steps.num_waiting.append(record.num_waiting)
         steps.blocks_used.append(record.blocks_used)

@@ -83,7 +83,7 @@ def report(simulation: Simulation) -> Report:
         busy=sum(steps.elapsed) / duration if duration else 0.0,
         max_running=max(steps.num_running, default=0),
         max_waiting=max(steps.num_waiting, default=0),
-        max_blocks=max(steps.blocks_used, default=0) / simulation.scheduler.blocks.num_blocks,
+        max_blocks=max(steps.blocks_used, default=0) / simulation.scheduler.state.pool.num_blocks,
         num_preemptions=simulation.num_preemptions,
     )
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from legato.config import EngineSettings, in_seconds
 from legato.core.block_pool import BlockPool
-from legato.core.cost import CostModel
 from legato.core.scheduler import Scheduler
+from legato.cost.cost_model import CostModel
 from legato.engine.cost_file import CostFile
 from legato.engine.protocol import Observer
 from legato.engine.scheduling import make_scheduler, resolve_target, scheduler_config

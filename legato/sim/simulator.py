@@ -10,17 +10,18 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from legato.core.plan import Sampled, StepResult
-from legato.core.request import Request, RequestId, SamplingParams
+from legato.core.request import Request, RequestId
 from legato.core.schedule import Schedule
 from legato.core.scheduler import Scheduler
+from legato.core.step_plan import StepResult, TokenLogprobs
 from legato.engine.engine import Engine
 from legato.engine.protocol import Observer
 from legato.errors import RequestError
+from legato.sampling_params import SamplingParams
 from legato.sim.times import SimulatedClock, StepTimes
 from legato.workload.arrival import Arrival
 
-TOKEN = Sampled(0)
+TOKEN = TokenLogprobs(0)
 
 
 class SimulatedEngine(Engine):
@@ -37,7 +38,7 @@ class SimulatedEngine(Engine):
     def compute(self, schedule: Schedule) -> StepResult:
         seconds = self._times(schedule.shape)
         self._advance(seconds)
-        num_sampled = len(schedule.decodes) + sum([chunk.last for chunk in schedule.chunks])
+        num_sampled = len(schedule.decodes) + sum([chunk.is_last for chunk in schedule.chunks])
         return StepResult((TOKEN,) * num_sampled, seconds)
 
 
@@ -66,12 +67,12 @@ def simulate(
     engine = SimulatedEngine(scheduler, times, clock)
     for observer in observers:
         engine.observe(observer)
-    ids = range(1, scheduler.config.vocab_size)  # 0 is what replies are made of
+    ids = range(1, scheduler.state.config.vocab_size)  # 0 is what replies are made of
     coming = deque(enumerate(arrivals))
     leaving: list[tuple[float, int]] = []
     """A heap: when a client leaves, and whose number it is."""
     refused: list[Refused] = []
-    while (engine.has_work or coming) and scheduler.step != max_steps:
+    while (engine.has_work or coming) and scheduler.state.step != max_steps:
         if not engine.has_work:
             clock.now = max(clock.now, coming[0][1].time)
         while coming and coming[0][1].time <= clock.now:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from legato.config import EngineSettings, ModelSettings
-from legato.core.plan import SampleRow, StepPlan
+from legato.core.step_plan import SampleRow, StepPlan
 from legato.engine.cost_file import CostFile
 from legato.engine.engine import Engine
 from legato.engine.fake import FakeRunner
@@ -62,12 +62,12 @@ def build_stand_in(
 
     def seconds_left(plan: StepPlan) -> float:
         """What a step still has to last: scheduling it took some of its time."""
-        assert scheduler.in_flight is not None
-        return max(scheduler.in_flight.now + times(plan.shape) - time.monotonic(), 0.0)
+        assert scheduler.state.in_flight is not None
+        return max(scheduler.state.in_flight.now + times(plan.shape) - time.monotonic(), 0.0)
 
     runner = FakeRunner(
-        num_blocks=scheduler.blocks.num_blocks,
-        block_size=scheduler.blocks.block_size,
+        num_blocks=scheduler.state.pool.num_blocks,
+        block_size=scheduler.state.pool.block_size,
         vocab_size=tokenizer.vocab_size,
         step_seconds=seconds_left,
         choose=_choose,

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from legato.core.cost import StepCost, StepShape
+from legato.cost.step_cost import StepCost, StepShape
 
 
 class StepTimes:

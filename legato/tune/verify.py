@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from legato.core.cost import StepCost
 from legato.core.events import Event
+from legato.core.lifecycle import FinishReason
 from legato.core.request import Request, RequestId
-from legato.core.stopping import FinishReason
+from legato.cost.step_cost import StepCost
 from legato.engine.engine import Engine
 from legato.engine.loop import EngineLoop, is_last
 from legato.metrics.journal import StepRecord
@@ -46,7 +46,7 @@ def serve_in_real_time(engine: Engine, arrivals: Sequence[Arrival], targets: Tar
         if left <= 0:
             over.set()
 
-    ids = range(1, engine.scheduler.config.vocab_size)
+    ids = range(1, engine.scheduler.state.config.vocab_size)
     requests = [request_of(number, arrival, ids) for number, arrival in enumerate(arrivals)]
     loop = EngineLoop(engine, deliver)
     loop.start()
@@ -67,7 +67,7 @@ def serve_in_real_time(engine: Engine, arrivals: Sequence[Arrival], targets: Tar
 
 def _warm_up(engine: Engine) -> None:
     """Whatever a first step sets up is not the price of a step."""
-    ids = range(1, engine.scheduler.config.vocab_size)
+    ids = range(1, engine.scheduler.state.config.vocab_size)
     request = request_of(0, WARM_UP, ids)
     engine.submit(replace(request, id=RequestId("warm-up"), arrival=engine.clock()))
     while engine.has_work:

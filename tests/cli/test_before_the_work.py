@@ -9,8 +9,8 @@ import pytest
 from legato.cli.files import check_writable, write
 from legato.cli.simulation_progress import STEPS_BETWEEN_LOOKS, SimulationProgress
 from legato.core.events import FinishEvent
+from legato.core.lifecycle import FinishReason
 from legato.core.request import RequestId
-from legato.core.stopping import FinishReason
 from legato.errors import ConfigError
 from tests.cli.test_commands import legato
 

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from legato.cli.commands import app
-from legato.core.cost import StepCost, StepShape
+from legato.cost.step_cost import StepCost, StepShape
 from legato.engine.cost_file import CostFile, Sample, write_cost_file
 from legato.errors import ConfigError
 

@@ -6,25 +6,28 @@ from typing import Any
 
 from legato.core.block_pool import BlockPool
 from legato.core.budget import Budget
-from legato.core.cost import StepShape
 from legato.core.events import Event, TokenEvent
-from legato.core.law import check_schedule, check_state
-from legato.core.order import Fcfs, Order
-from legato.core.plan import StepPlan, plan
-from legato.core.prefill import PrefillPolicy
-from legato.core.replies import ReplyLengths
-from legato.core.request import Request, RequestId, SamplingParams
+from legato.core.invariants import check_schedule, check_state
+from legato.core.output_lengths import OutputLengthEstimator
+from legato.core.plan import plan
+from legato.core.prefill_policy import PrefillPolicy
+from legato.core.request import Request, RequestId
 from legato.core.schedule import Schedule
-from legato.core.scheduler import Scheduler, SchedulerConfig
+from legato.core.scheduler import Scheduler
+from legato.core.scheduling_policy import Fcfs, Order
+from legato.core.state import SchedulerConfig
+from legato.core.step_plan import StepPlan
+from legato.cost.step_cost import StepShape
 from legato.engine.fake import FakeRunner, next_token
+from legato.sampling_params import SamplingParams
 
 VOCAB = 100
 
 
-class NoForesight(ReplyLengths):
+class NoForesight(OutputLengthEstimator):
     """Expects every reply to end with the next token but one, so that pools run out."""
 
-    def remaining(self, generated: int) -> float:  # noqa: ARG002
+    def remaining(self, num_generated: int) -> float:  # noqa: ARG002
         return 2.0
 
 
@@ -65,29 +68,29 @@ class Rig:
             tpot_target=tpot_target,
         )
         self.scheduler.add(request)
-        check_state(self.scheduler)
+        check_state(self.scheduler.state)
         return request
 
     def decide(self) -> Schedule:
         """Decide the next step twice, and see that deciding changes nothing."""
         schedule = self.scheduler.schedule(self.now)
         assert schedule == self.scheduler.schedule(self.now)
-        check_state(self.scheduler)
-        check_schedule(self.scheduler, schedule)
+        check_state(self.scheduler.state)
+        check_schedule(self.scheduler.state, schedule)
         return schedule
 
     def begin(self) -> StepPlan:
         """Decide, commit and plan a step; `finish` completes it."""
         schedule = self.decide()
         self.scheduler.commit(schedule)
-        check_state(self.scheduler)
+        check_state(self.scheduler.state)
         self.schedules.append(schedule)
-        return plan(self.scheduler, schedule)
+        return plan(self.scheduler.state, schedule)
 
     def finish(self, step: StepPlan) -> tuple[Event, ...]:
         self.now += self.seconds(step.shape)
         events = self.scheduler.complete(self.runner.run(step), self.now)
-        check_state(self.scheduler)
+        check_state(self.scheduler.state)
         self.events += events
         return events
 
@@ -98,7 +101,7 @@ class Rig:
     def run(self, max_steps: int = 10_000) -> None:
         """Step until nothing is left."""
         for _ in range(max_steps):
-            if not self.scheduler.has_work:
+            if not self.scheduler.state.has_work:
                 return
             self.step()
         raise AssertionError(f"not done after {max_steps} steps")
@@ -109,9 +112,9 @@ class Rig:
 
     def assert_idle(self) -> None:
         """As at the start: nobody left, every block free."""
-        assert not self.scheduler.running
-        assert not self.scheduler.waiting
-        assert self.scheduler.blocks.num_free == self.scheduler.blocks.num_blocks
+        assert not self.scheduler.state.running
+        assert not self.scheduler.state.waiting
+        assert self.scheduler.state.pool.num_free == self.scheduler.state.pool.num_blocks
 
 
 def made_up(name: str, num: int) -> list[int]:
@@ -127,7 +130,7 @@ def build_rig(
     block_size: int = 4,
     policy: PrefillPolicy | None = None,
     order: Order | None = None,
-    replies: ReplyLengths | None = None,
+    replies: OutputLengthEstimator | None = None,
     timed: Budget | None = None,
     seconds: Callable[[StepShape], float] = lambda _: 1.0,
     **config: Any,
@@ -146,8 +149,8 @@ def build_rig(
         BlockPool(num_blocks, block_size),
         prefill_policy=policy,
         budget=timed,
-        order=order or Fcfs(),
-        replies=replies or NoForesight(),
+        policy=order or Fcfs(),
+        output_lengths=replies or NoForesight(),
     )
     runner = FakeRunner(num_blocks=num_blocks, block_size=block_size, vocab_size=VOCAB)
     return Rig(scheduler, runner, seconds)

@@ -10,71 +10,71 @@ from rig import NoForesight, Rig, build_rig, expected_reply, made_up
 from legato.core.admission import MAX_PREEMPTIONS
 from legato.core.block_pool import BlockPool
 from legato.core.events import FinishEvent, TokenEvent
-from legato.core.law import check_state
-from legato.core.lifecycle import Status
-from legato.core.preemption import CONTEXT, choose_victims, recompute_cost
-from legato.core.prefill import Chunked
-from legato.core.replies import ReplyLengths
-from legato.core.request import Request, RequestId, SamplingParams
+from legato.core.invariants import check_state
+from legato.core.lifecycle import FinishReason, Status
+from legato.core.output_lengths import OutputLengthEstimator
+from legato.core.preemption import DOUBLE_COST_CONTEXT, choose_victims, recompute_cost
+from legato.core.prefill_policy import Chunked
+from legato.core.request import Request, RequestId
 from legato.core.schedule import Reason
 from legato.core.sequence import Sequence
-from legato.core.stopping import FinishReason
+from legato.sampling_params import SamplingParams
 
 # -- lengths of replies -----------------------------------------------------------------------------------
 
 
 def test_before_any_reply_has_ended_the_guess_counts() -> None:
-    assert ReplyLengths(guess=128).remaining(0) == 128
-    assert ReplyLengths(guess=128).remaining(28) == 100
+    assert OutputLengthEstimator(guess=128).remaining(0) == 128
+    assert OutputLengthEstimator(guess=128).remaining(28) == 100
 
 
 def test_the_mean_of_what_ended_replaces_the_guess() -> None:
-    replies = ReplyLengths(guess=1000)
+    replies = OutputLengthEstimator(guess=1000)
     for _ in range(400):
-        replies.note(20)
+        replies.observe(20)
     assert 20 <= replies.remaining(0) < 25
     assert replies.remaining(10) < 15
 
 
 def test_a_reply_that_outlived_the_short_ones_is_compared_with_the_long_ones() -> None:
-    replies = ReplyLengths(guess=1)
+    replies = OutputLengthEstimator(guess=1)
     for _ in range(100):
         for length in (10, 10, 10, 500):
-            replies.note(length)
+            replies.observe(length)
     assert 100 < replies.remaining(0) < 160
     assert replies.remaining(50) == pytest.approx(450, rel=0.05)
     assert replies.remaining(600) == 600, "longer than all: half done, as far as anyone knows"
 
 
 def test_traffic_that_changes_is_followed() -> None:
-    replies = ReplyLengths(guess=10)
+    replies = OutputLengthEstimator(guess=10)
     for _ in range(200):
-        replies.note(1000)
+        replies.observe(1000)
     for _ in range(200):
-        replies.note(10)
+        replies.observe(10)
     assert replies.remaining(0) < 50
 
 
 @given(st.lists(st.integers(1, 5000), max_size=30), st.integers(0, 9000))
 def test_at_least_one_token_is_always_expected(lengths: list[int], generated: int) -> None:
-    replies = ReplyLengths()
+    replies = OutputLengthEstimator()
     for length in lengths:
-        replies.note(length)
+        replies.observe(length)
     assert 1 <= replies.remaining(generated) <= max(*lengths, 128, generated, 1) if lengths else True
 
 
 def test_only_replies_that_ended_by_their_own_rule_teach() -> None:
-    rig = build_rig(replies=ReplyLengths(guess=50, weight=1.0))
+    rig = build_rig(output_lengths=OutputLengthEstimator(guess=50, weight=1.0))
     rig.add("aborted", 3, max_tokens=30)
     rig.step()
     rig.scheduler.abort(RequestId("aborted"))
     rig.add("failed", 3, max_tokens=30)
     rig.begin()
     rig.scheduler.fail("it broke")
-    assert rig.scheduler.replies.remaining(0) == 50
+    assert rig.scheduler.state.output_lengths.remaining(0) == 50
     rig.add("whole", 3, max_tokens=2)
     rig.run()
-    assert rig.scheduler.replies.remaining(0) < 50
+    assert rig.scheduler.state.output_lengths.remaining(0) < 50
 
 
 # -- admission --------------------------------------------------------------------------------------------
@@ -83,7 +83,11 @@ def test_only_replies_that_ended_by_their_own_rule_teach() -> None:
 def rig_with_lengths(length: int, **more: Any) -> Rig:
     """16 blocks of 4 tokens; replies are expected to be so long."""
     return build_rig(
-        budget=64, num_blocks=16, block_size=4, replies=ReplyLengths(guess=length, weight=1e9), **more
+        budget=64,
+        num_blocks=16,
+        block_size=4,
+        output_lengths=OutputLengthEstimator(guess=length, weight=1e9),
+        **more,
     )
 
 
@@ -119,26 +123,26 @@ def test_after_a_preemption_admission_is_careful_for_a_while() -> None:
     rig.add("B", 3, max_tokens=6)
     while not rig.step().preempted:
         pass
-    assert rig.scheduler.caution == 1.0
+    assert rig.scheduler.state.caution == 1.0
     rig.add("C", 1, max_tokens=4)
     rig.run()
     careful = [schedule.step for schedule in rig.schedules if schedule.preempted]
     assert len(careful) == 1, "nothing was admitted only to be preempted again"
-    assert rig.scheduler.caution < 1.0
+    assert rig.scheduler.state.caution < 1.0
 
 
 @pytest.mark.parametrize("prefix_cache", [False, True])
 def test_two_long_requests_in_a_pool_for_one_and_a_half_both_finish(prefix_cache: bool) -> None:
     """D-05: chunks of 64; nobody restarts over and over, and what was computed is never undone by much."""
     rig = build_rig(
-        budget=64, num_blocks=24, block_size=16, policy=Chunked(64), prefix_cache=prefix_cache, max_running=4
+        budget=64, num_blocks=24, block_size=16, prefill_policy=Chunked(64), prefix_cache=prefix_cache, max_running=4
     )
     for name in ("one", "two"):
         rig.add(name, 128, max_tokens=120)
     progress = [0]
-    while rig.scheduler.has_work:
+    while rig.scheduler.state.has_work:
         rig.step()
-        living = [*rig.scheduler.running.values(), *rig.scheduler.waiting.values()]
+        living = [*rig.scheduler.state.running.values(), *rig.scheduler.state.waiting.values()]
         progress.append(sum(sequence.num_known for sequence in living) + 248 * (2 - len(living)))
     assert progress == sorted(progress), "the most that was ever known only grows"
     preempted = [request_id for schedule in rig.schedules for request_id in schedule.preempted]
@@ -150,7 +154,7 @@ def test_two_long_requests_in_a_pool_for_one_and_a_half_both_finish(prefix_cache
 class Amnesiac(NoForesight):
     """Never expects more than one token: the most preemptions that there can be."""
 
-    def remaining(self, generated: int) -> float:  # noqa: ARG002
+    def remaining(self, num_generated: int) -> float:  # noqa: ARG002
         return 1.0
 
 
@@ -161,14 +165,14 @@ def test_a_pool_in_which_everyone_is_preempted_finishes_all_with_the_right_repli
     """D-14: twice the load that fits, for long; each request is preempted a bounded number of times, and each
     output is that of a run alone. The most senior of a step is never the victim (the law checks it)."""
     rig = build_rig(
-        budget=24, num_blocks=14, block_size=2, max_running=8, replies=Amnesiac(), prefix_cache=prefix_cache
+        budget=24, num_blocks=14, block_size=2, max_running=8, output_lengths=Amnesiac(), prefix_cache=prefix_cache
     )
     requests = [rig.add(f"r{i}", 3 + i % 4, max_tokens=20) for i in range(40)]
     for _ in range(5000):
-        if not rig.scheduler.has_work:
+        if not rig.scheduler.state.has_work:
             break
         rig.step()
-        rig.scheduler.caution = 0.0  # as careless as can be
+        rig.scheduler.state.caution = 0.0  # as careless as can be
     for request in requests:
         assert rig.tokens(request.id) == expected_reply(request.prompt, 20)
     lost = [request_id for schedule in rig.schedules for request_id in schedule.preempted]
@@ -179,17 +183,17 @@ def test_a_pool_in_which_everyone_is_preempted_finishes_all_with_the_right_repli
 
 def test_who_was_preempted_often_comes_back_only_for_good() -> None:
     """The third preemption makes a guarantee: it waits until all that it can need is there."""
-    rig = build_rig(budget=16, num_blocks=8, block_size=2, max_running=2, replies=Amnesiac())
+    rig = build_rig(budget=16, num_blocks=8, block_size=2, max_running=2, output_lengths=Amnesiac())
     rig.add("A", 3, max_tokens=12)
     rig.add("B", 3, max_tokens=12)
     rig.step()
-    b = rig.scheduler.sequence(RequestId("B"))
+    b = rig.scheduler.state.sequence(RequestId("B"))
     b.num_preemptions = MAX_PREEMPTIONS - 1
     while not rig.step().preempted:
-        rig.scheduler.caution = 0.0
+        rig.scheduler.state.caution = 0.0
     assert b.guaranteed
     while b.status is Status.PREEMPTED:
-        rig.scheduler.caution = 0.0
+        rig.scheduler.state.caution = 0.0
         rig.step()
     assert not rig.tokens("A")[12:], "A is at its end"
     assert len(rig.tokens("A")) == 12
@@ -217,10 +221,10 @@ def running(pool: BlockPool, number: int, num_computed: int, **more: Any) -> Seq
         arrival=0.0,
         priority=more.pop("priority", 0),
     )
-    sequence = Sequence(request, number=number, chain=[b""], guaranteed=False, entry_step=0, entry_time=0.0)
+    sequence = Sequence(request, arrival_index=number, chain=[b""], guaranteed=False, arrival_step=0, arrival_virtual_time=0.0)
     blocks = pool.try_take(pool.blocks_for(num_computed))
     assert blocks is not None
-    sequence.blocks, sequence.num_computed, sequence.status = blocks, num_computed, Status.RUNNING
+    sequence.block_table, sequence.num_computed, sequence.status = blocks, num_computed, Status.RUNNING
     for name, value in more.items():
         setattr(sequence, name, value)
     return sequence
@@ -238,8 +242,8 @@ def test_what_is_lost_with_some_tail_blocks(computed: int, blocks: int, taken: i
     """Blocks of 4. The last cases: a prompt that was barely begun loses next to nothing."""
     pool = BlockPool(16, 4)
     sequence = running(pool, 0, computed)
-    sequence.blocks = list(range(blocks))
-    assert recompute_cost(sequence, taken, 4) == tokens * (1 + computed / CONTEXT)
+    sequence.block_table = list(range(blocks))
+    assert recompute_cost(sequence, taken, 4) == tokens * (1 + computed / DOUBLE_COST_CONTEXT)
 
 
 def test_nobody_is_preempted_while_blocks_are_free() -> None:
@@ -282,7 +286,7 @@ def test_only_blocks_that_nobody_else_holds_are_gained() -> None:
         running(pool, number, computed) for number, computed in ((0, 8), (1, 8), (2, 7), (3, 0))
     )
     for i, block in enumerate(b.blocks):
-        pool.publish(block, bytes([i]))
+        pool.register(block, bytes([i]))
     c.blocks, c.num_computed, c.tokens = list(b.blocks), 7, [1] * 8
     pool.share(b.blocks)
     assert victims(pool, senior, b, c, d) == [1]
@@ -300,8 +304,8 @@ def test_only_the_tail_of_a_victim_is_lost_when_that_is_enough() -> None:
         pass
     (lost,) = rig.schedules[-1].preempted
     assert lost == "B"
-    computed = rig.scheduler.sequence(lost).num_known - 1
-    found = len(rig.scheduler.find_prefix(rig.scheduler.sequence(lost)))
+    computed = rig.scheduler.state.sequence(lost).num_known - 1
+    found = len(rig.scheduler.state.find_prefix(rig.scheduler.state.sequence(lost)))
     assert found * 2 >= computed - 3, "the block that was taken, and the one computed in part"
     rig.run()
     for request in (a, b):
@@ -315,15 +319,15 @@ def test_a_preempted_reply_goes_on_as_if_nothing_had_happened(block_size: int, a
     see every token once, and the draw's index goes on."""
     rig = build_rig(budget=32, num_blocks=40, block_size=block_size)
     request = rig.add("A", 7, max_tokens=20, repetition_penalty=1.1)
-    while len(rig.tokens("A")) < after or RequestId("A") not in rig.scheduler.running:
+    while len(rig.tokens("A")) < after or RequestId("A") not in rig.scheduler.state.running:
         rig.step()
     for _ in range(3):
-        sequence = rig.scheduler.sequence(request.id)
+        sequence = rig.scheduler.state.sequence(request.id)
         rig.scheduler._preempt(sequence)
-        check_state(rig.scheduler)
-        taken = rig.scheduler.blocks.try_take(rig.scheduler.blocks.num_free)  # overwrite what it had
+        check_state(rig.scheduler.state)
+        taken = rig.scheduler.state.pool.try_take(rig.scheduler.state.pool.num_free)  # overwrite what it had
         assert taken is not None
-        rig.scheduler.blocks.release(taken)
+        rig.scheduler.state.pool.release(taken)
         step = rig.begin()
         while not step.sample:
             rig.finish(step)
@@ -350,7 +354,7 @@ def test_what_is_over_its_deadline_ends_before_any_work_is_done_for_it() -> None
     assert rig.scheduler.expire(2.0) == (FinishEvent(RequestId("waiting"), FinishReason.TIMEOUT),)
     rig.step()
     assert rig.scheduler.expire(9.0) == (FinishEvent(RequestId("running"), FinishReason.TIMEOUT),)
-    check_state(rig.scheduler)
+    check_state(rig.scheduler.state)
     rig.run()
     assert len(rig.tokens("patient")) == 5
     assert not rig.tokens("waiting")
@@ -383,4 +387,4 @@ def test_an_expired_request_is_not_the_most_urgent() -> None:
     rig.add("first", 3, max_tokens=2)
     rig.add("late", 3, max_tokens=2, deadline=0.5)
     assert rig.step().admitted == ("first",)
-    assert rig.schedules[-1].queue in (None, Reason.MAX_RUNNING)
+    assert rig.schedules[-1].queue_reason in (None, Reason.MAX_RUNNING)

@@ -15,12 +15,14 @@ from legato.core.budget import (
     KNEE_LOSS,
     Allowance,
     FixedBudget,
-    Limit,
+    LimitedBy,
     TargetBudget,
 )
-from legato.core.cost import CostModel, StepCost, StepShape, shape_of
-from legato.core.request import Request, RequestId, SamplingParams
+from legato.core.request import Request, RequestId
 from legato.core.sequence import Sequence
+from legato.cost.cost_model import CostModel
+from legato.cost.step_cost import StepCost, StepShape, shape_of
+from legato.sampling_params import SamplingParams
 
 TRUE = StepCost(step=0.012, head=0.006, decode=1.5e-3, prefill=6e-4, context=3e-7, pair=4e-8)
 
@@ -48,11 +50,11 @@ def decode(num_known: int, target: float | None = None) -> Sequence:
     request = Request(id=RequestId("d"), prompt=prompt, params=params, arrival=0.0, tpot_target=target)
     return Sequence(
         request,
-        number=0,
+        arrival_index=0,
         chain=[],
         guaranteed=False,
-        entry_step=0,
-        entry_time=0.0,
+        arrival_step=0,
+        arrival_virtual_time=0.0,
         num_computed=num_known - 1,
     )
 
@@ -75,7 +77,7 @@ def test_a_scored_chunk_is_priced_as_a_decode_for_each_scored_row(
 ) -> None:
     """Each of its rows goes through the LM head, so fewer fit into the same time."""
     tokens = 3_000
-    allowance = Allowance(Limit.TARGET, tokens, seconds=seconds, cost=cost)
+    allowance = Allowance(LimitedBy.TARGET, tokens, seconds=seconds, cost=cost)
     left = allowance.left(start, scored=True)
     assert left <= allowance.left(start)
     tiny = 1e-9 * max(seconds, 1.0)
@@ -85,7 +87,7 @@ def test_a_scored_chunk_is_priced_as_a_decode_for_each_scored_row(
         assert cost.chunk_seconds(start, left + 1, left + 1) > seconds - tiny
     shape = StepShape(0, 64, 0, 64 * 64, False)
     scored = cost.seconds(shape._replace(num_scored=64)) - cost.seconds(shape)
-    assert scored == pytest.approx(cost.pace[1] * 64 * cost.decode, abs=1e-12)
+    assert scored == pytest.approx(cost.correction[1] * 64 * cost.decode, abs=1e-12)
 
 
 # -- an allowance -----------------------------------------------------------------------------------------
@@ -96,7 +98,7 @@ def test_what_is_left_fits_and_one_token_more_does_not(
     cost: StepCost, seconds: float, start: int, tokens: int, floor: float
 ) -> None:
     """The first chunk may take the floor, and has at least two tokens if there are."""
-    allowance = Allowance(Limit.TARGET, tokens, target=1.0, seconds=seconds, floor=floor, cost=cost)
+    allowance = Allowance(LimitedBy.TARGET, tokens, target=1.0, seconds=seconds, floor=floor, cost=cost)
     left, most = allowance.left(start), max(seconds, floor)
     tiny = 1e-9 * max(abs(most), 1)
     assert min(2 * (floor > 0), tokens) <= left <= tokens
@@ -110,19 +112,19 @@ def test_what_is_left_fits_and_one_token_more_does_not(
 def test_the_shortest_chunk_deep_in_a_text_takes_as_long_as_one_at_its_start(
     cost: StepCost, start: int, length: int
 ) -> None:
-    allowance = Allowance(Limit.TARGET, 2048, target=1.0, seconds=0.0, cost=cost)
+    allowance = Allowance(LimitedBy.TARGET, 2048, target=1.0, seconds=0.0, cost=cost)
     shortest = allowance.shortest(start, length)
     assert 1 <= shortest <= length
     if shortest > 1:
         assert cost.chunk_seconds(start, shortest) <= cost.chunk_seconds(0, length) * (1 + 1e-9)
     if shortest < length:
         assert cost.chunk_seconds(start, shortest + 1) >= cost.chunk_seconds(0, length) * (1 - 1e-9)
-    assert Allowance(Limit.TOKENS, 2048, cost=cost).shortest(start, length) == length
+    assert Allowance(LimitedBy.TOKENS, 2048, cost=cost).shortest(start, length) == length
 
 
 @given(COSTS, st.floats(0.001, 5), st.lists(st.tuples(st.integers(0, 9_000), st.floats(0, 1)), max_size=6))
 def test_what_is_taken_is_gone(cost: StepCost, seconds: float, asks: list[tuple[int, float]]) -> None:
-    allowance = Allowance(Limit.TARGET, 2048, target=9.0, seconds=seconds, cost=cost)
+    allowance = Allowance(LimitedBy.TARGET, 2048, target=9.0, seconds=seconds, cost=cost)
     spent, placed = 0.0, 0
     for start, share in asks:
         length = math.ceil(share * allowance.left(start))
@@ -131,7 +133,7 @@ def test_what_is_taken_is_gone(cost: StepCost, seconds: float, asks: list[tuple[
             spent, placed = spent + cost.chunk_seconds(start, length), placed + length
     assert allowance.tokens == 2048 - placed
     assert allowance.seconds == pytest.approx(seconds - spent, abs=1e-9)
-    assert (allowance.limit is Limit.FLOOR) == (allowance.seconds < 0)
+    assert (allowance.limited_by is LimitedBy.FLOOR) == (allowance.seconds < 0)
 
 
 @given(
@@ -156,9 +158,9 @@ def test_a_share_leaves_what_it_was_told_to_leave(
 ) -> None:
     """However far into their texts the others are, and the one whose chunk is kept. (Chunks of one token have
     a price of their own.)"""
-    allowance = Allowance(Limit.TOKENS, tokens)
+    allowance = Allowance(LimitedBy.TOKENS, tokens)
     if seconds is not None:
-        allowance = Allowance(Limit.TARGET, tokens, target=9.0, seconds=seconds, floor=floor, cost=cost)
+        allowance = Allowance(LimitedBy.TARGET, tokens, target=9.0, seconds=seconds, floor=floor, cost=cost)
     before, kept = allowance.left(first), allowance.shortest(first, length)
     share = allowance.share(part, first, length)
     for start, ask in asks:
@@ -182,7 +184,7 @@ def test_a_chunk_far_into_a_text_is_shorter() -> None:
 
 def test_a_fixed_budget_is_what_the_decodes_leave() -> None:
     allowance = FixedBudget(64).allow([decode(10, 0.001)] * 5)
-    assert (allowance.limit, allowance.left(0), allowance.left(9_000)) == (Limit.TOKENS, 59, 59)
+    assert (allowance.limited_by, allowance.left(0), allowance.left(9_000)) == (LimitedBy.TOKENS, 59, 59)
     allowance.take(0, 50)
     assert allowance.left(7) == 9
 
@@ -208,7 +210,7 @@ def test_a_step_keeps_the_target_or_says_that_it_does_not(
     allowance = budget.allow([decode(num) for num in contexts])
     runs = [(num - 1, 1, True) for num in contexts]
     alone = cost.seconds(shape_of(runs))
-    assert (allowance.limit is Limit.UNREACHABLE) == (alone > target)
+    assert (allowance.limited_by is LimitedBy.UNREACHABLE) == (alone > target)
     for start, share in asks:
         length = math.ceil(share * allowance.left(start))
         if length:
@@ -216,7 +218,7 @@ def test_a_step_keeps_the_target_or_says_that_it_does_not(
             runs.append((start, length, False))
     shape = shape_of(runs)
     assert sum(length for _, length, _ in runs) <= 1024
-    if allowance.limit is Limit.TARGET and shape.num_prefill:
+    if allowance.limited_by is LimitedBy.TARGET and shape.num_prefill:
         assert cost.seconds(shape) * margin <= target * (1 + 1e-9)
     chunks = [(start, length) for start, length, sampled in runs if not sampled]
     within = cost.seconds(shape) * margin <= target
@@ -243,22 +245,22 @@ def test_the_strictest_of_those_that_decode_rules() -> None:
 
 def test_without_any_target_it_is_the_fixed_budget() -> None:
     allowance = budget_of(None, max_tokens=256).allow([decode(50)] * 8)
-    assert (allowance.limit, allowance.left(0), allowance.left(9_000)) == (Limit.TOKENS, 248, 248)
+    assert (allowance.limited_by, allowance.left(0), allowance.left(9_000)) == (LimitedBy.TOKENS, 248, 248)
     allowance = budget_of(None, max_tokens=256).allow([])
-    assert (allowance.limit, allowance.left(0)) == (Limit.TOKENS, 256)
+    assert (allowance.limited_by, allowance.left(0)) == (LimitedBy.TOKENS, 256)
 
 
 def test_prompts_alone_get_the_knee() -> None:
     """A step costs 12 ms, each token 0.6 ms and some more: with about 370 tokens a twentieth of its time is
     the former. Deep in a text fewer tokens take as long."""
     allowance = budget_of(0.05).allow([])
-    assert (allowance.limit, allowance.target) == (Limit.KNEE, None)
+    assert (allowance.limited_by, allowance.target) == (LimitedBy.KNEE, None)
     assert 370 <= allowance.left(0) <= 380
     for start in (0, 9_000, 90_000):
         seconds = TRUE.chunk_seconds(start, allowance.left(start))
         assert TRUE.step / (TRUE.step + seconds) == pytest.approx(KNEE_LOSS, rel=0.03)
     assert allowance.left(9_000) < 180
-    assert budget_of(0.05, max_tokens=100).allow([]).limit is Limit.TOKENS
+    assert budget_of(0.05, max_tokens=100).allow([]).limited_by is LimitedBy.TOKENS
     assert budget_of(0.05, min_chunk=700).allow([]).left(0) == 700
 
 
@@ -266,13 +268,13 @@ def test_tokens_that_cost_nothing_have_no_knee() -> None:
     """A fit may say so for a while."""
     free = StepCost(step=0.01, head=0, decode=0, prefill=0, context=0, pair=0)
     allowance = TargetBudget(64, knowing(free), target=0.05).allow([])
-    assert (allowance.limit, allowance.left(0)) == (Limit.TOKENS, 64)
+    assert (allowance.limited_by, allowance.left(0)) == (LimitedBy.TOKENS, 64)
 
 
-@pytest.mark.parametrize(("target", "limit"), [(0.001, Limit.UNREACHABLE), (0.0325, Limit.FLOOR)])
+@pytest.mark.parametrize(("target", "limit"), [(0.001, LimitedBy.UNREACHABLE), (0.0325, LimitedBy.FLOOR)])
 @pytest.mark.parametrize("start", [0, 2_000, 9_000])
 def test_the_floor_keeps_prompts_going_where_the_target_cannot_and_it_shows(
-    target: float, limit: Limit, start: int
+    target: float, limit: LimitedBy, start: int
 ) -> None:
     """8 decodes take 30 ms. The first chunk gets a tenth of the target, or of that time, wherever it is; the
     others of the step nothing."""
@@ -284,7 +286,7 @@ def test_the_floor_keeps_prompts_going_where_the_target_cannot_and_it_shows(
     assert TRUE.chunk_seconds(start, length + 1) > FLOOR_SHARE * max(target, alone)
     allowance.take(start, length)
     assert allowance.left(0) == 0
-    assert allowance.limit is limit
+    assert allowance.limited_by is limit
 
 
 def test_two_tokens_get_their_step_even_if_they_take_longer_than_the_floor() -> None:
@@ -334,12 +336,12 @@ def test_a_larger_margin_leaves_less() -> None:
 def test_a_single_token_that_is_dear_is_not_taken_for_a_cheap_one() -> None:
     """To the model it is a decode; here one costs 20 times a prompt's token."""
     cost = StepCost(step=0.01, head=0, decode=0.02, prefill=0.001, context=0, pair=0)
-    allowance = Allowance(Limit.TARGET, 100, target=1.0, seconds=0.0015, cost=cost)
+    allowance = Allowance(LimitedBy.TARGET, 100, target=1.0, seconds=0.0015, cost=cost)
     assert allowance.left(0) == 0
-    allowance = Allowance(Limit.TARGET, 100, target=1.0, seconds=0.010, cost=cost)
+    allowance = Allowance(LimitedBy.TARGET, 100, target=1.0, seconds=0.010, cost=cost)
     assert allowance.left(0) == 10
     allowance.take(0, 1)
-    assert allowance.limit is Limit.FLOOR
+    assert allowance.limited_by is LimitedBy.FLOOR
 
 
 # -- in a scheduler ---------------------------------------------------------------------------------------
@@ -365,7 +367,10 @@ def test_gaps_keep_to_the_target_while_a_long_prompt_arrives_and_the_machine_slo
         speed[0] = factor
         rig.add(f"long {factor}", 4_000, max_tokens=1)
         times = [rig.now]
-        while any(name.startswith("long") for name in rig.scheduler.running) or rig.scheduler.waiting:
+        while (
+            any(name.startswith("long") for name in rig.scheduler.state.running)
+            or rig.scheduler.state.waiting
+        ):
             rig.step()
             times.append(rig.now)
         gaps = [after - before for before, after in pairwise(times)][num:]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rig import build_rig, expected_reply
 
-from legato.core.prefill import Chunked, FillBudget, PrefillPolicy, WholePrompt, split
+from legato.core.prefill_policy import Chunked, FillBudget, PrefillPolicy, WholePrompt, split
 from legato.core.schedule import Chunk, Schedule
 
 
@@ -15,13 +15,13 @@ def runs(schedule: Schedule) -> tuple[list[str], list[tuple[str, int, int, bool]
     """A schedule as (decodes, chunks), each chunk (request, start, end, last)."""
     return (
         [run.request_id for run in schedule.decodes],
-        [(run.request_id, run.start, run.end, run.last) for run in schedule.chunks],
+        [(run.request_id, run.start, run.end, run.is_last) for run in schedule.chunks],
     )
 
 
 def test_hand_example_chunk_plan() -> None:
     """Budget 8, chunk 4, blocks of 4; A: 2 tokens, 3 to make; B: 10 tokens, 1 to make."""
-    rig = build_rig(budget=8, policy=Chunked(4))
+    rig = build_rig(budget=8, prefill_policy=Chunked(4))
     a, b = rig.add("A", 2, max_tokens=3), rig.add("B", 10, max_tokens=1)
 
     assert runs(rig.step()) == ([], [("A", 0, 2, True), ("B", 0, 4, False)])
@@ -37,7 +37,7 @@ def test_hand_example_chunk_plan() -> None:
 
 def test_whole_prompt_waits_for_a_step_of_its_own() -> None:
     """The same load without chunks: B waits for A to finish, then runs alone in a step of 10 tokens."""
-    rig = build_rig(budget=8, policy=WholePrompt())
+    rig = build_rig(budget=8, prefill_policy=WholePrompt())
     rig.add("A", 2, max_tokens=3)
     b = rig.add("B", 10, max_tokens=1)
 
@@ -65,7 +65,7 @@ def test_split_covers_every_token_once_and_in_order(n: int, chunk: int) -> None:
 
 
 def test_a_prompt_alone_is_split_as_split_says() -> None:
-    rig = build_rig(budget=8, policy=Chunked(3))
+    rig = build_rig(budget=8, prefill_policy=Chunked(3))
     rig.add("A", 11, max_tokens=1)
     rig.run()
     assert [(s.runs[0].start, s.runs[0].length) for s in rig.schedules] == split(11, 3)
@@ -73,7 +73,7 @@ def test_a_prompt_alone_is_split_as_split_says() -> None:
 
 def test_plan_samples_only_sequence_ends() -> None:
     """A decode is the newest token at position n - 1; a chunk its tokens at start; only ends are sampled."""
-    rig = build_rig(budget=8, policy=Chunked(4))
+    rig = build_rig(budget=8, prefill_policy=Chunked(4))
     rig.add("A", (5, 7), max_tokens=3)
     rig.add("B", range(10, 20), max_tokens=2)
     rig.step()
@@ -102,7 +102,7 @@ def test_plan_samples_only_sequence_ends() -> None:
 def test_token_budget_never_exceeded(prompts: list[int], max_tokens: int, chunk: int, budget: int) -> None:
     """Prompts of up to 4 times the budget: every step within it, every output exact."""
     for policy in (Chunked(chunk), FillBudget()):
-        rig = build_rig(budget=budget, policy=policy)
+        rig = build_rig(budget=budget, prefill_policy=policy)
         requests = [rig.add(f"r{i}", n, max_tokens) for i, n in enumerate(prompts)]
         rig.run()
         assert max(schedule.num_tokens for schedule in rig.schedules) <= budget
@@ -115,7 +115,7 @@ def test_token_budget_never_exceeded(prompts: list[int], max_tokens: int, chunk:
     remaining=st.integers(1, 100),
     budget=st.integers(0, 50),
     alone=st.booleans(),
-    policy=st.one_of(st.integers(1, 20).map(Chunked), st.just(FillBudget())),
+    prefill_policy=st.one_of(st.integers(1, 20).map(Chunked), st.just(FillBudget())),
 )
 def test_a_chunking_policy_by_itself_keeps_the_budget(
     remaining: int, budget: int, alone: bool, policy: PrefillPolicy
@@ -133,13 +133,13 @@ def test_long_prompt_progresses_beside_decodes(max_tokens: int, chunk: int) -> N
     """A 40-token prompt beside 3 decodes starts to answer within 4 steps; without chunks it waits for all."""
 
     def steps_to_first_token(policy: PrefillPolicy) -> int:
-        rig = build_rig(budget=16, policy=policy)
+        rig = build_rig(budget=16, prefill_policy=policy)
         for i in range(3):
             rig.add(f"d{i}", 2, max_tokens)
         rig.step()
         rig.add("long", 40, max_tokens=1)
         while not rig.tokens("long"):
-            decoding = set(rig.scheduler.running) - {"long"}
+            decoding = set(rig.scheduler.state.running) - {"long"}
             schedule = rig.step()
             assert decoding <= {run.request_id for run in schedule.decodes}
         return len(rig.schedules) - 1

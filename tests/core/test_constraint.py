@@ -7,12 +7,13 @@ import pytest
 from rig import VOCAB, Rig, build_rig
 
 from legato.core.events import FinishEvent, TokenEvent
-from legato.core.plan import SampleRow
-from legato.core.prefill import Chunked
-from legato.core.request import RequestId, SamplingParams
-from legato.core.stopping import FinishReason
+from legato.core.lifecycle import FinishReason
+from legato.core.prefill_policy import Chunked
+from legato.core.request import RequestId
+from legato.core.step_plan import SampleRow
 from legato.engine.fake import next_allowed
 from legato.errors import ConstraintError
+from legato.sampling_params import SamplingParams
 
 EOS = 99
 
@@ -46,7 +47,7 @@ class Climbing:
 
 def run(rig: Rig) -> dict[str, list[int]]:
     tokens: dict[str, list[int]] = {}
-    while rig.scheduler.has_work:
+    while rig.scheduler.state.has_work:
         for event in rig.finish(rig.begin()):
             if isinstance(event, TokenEvent):
                 tokens.setdefault(event.request_id, []).append(event.sampled.token)
@@ -70,7 +71,7 @@ def test_the_tokens_are_the_same_whatever_the_chunks_and_the_preemptions() -> No
     plain = build_rig()
     add_climbers(plain)
     expected = run(plain)
-    chunks = build_rig(policy=Chunked(3))
+    chunks = build_rig(prefill_policy=Chunked(3))
     add_climbers(chunks)
     assert run(chunks) == expected
     tight = build_rig(num_blocks=16)
@@ -89,7 +90,7 @@ def test_a_constraint_that_breaks_ends_its_request_alone() -> None:
     assert [event for event in rig.events if isinstance(event, FinishEvent)] == [
         FinishEvent(RequestId("bad"), FinishReason.CONSTRAINT, "no way on")
     ]
-    assert rig.scheduler.blocks.num_used == 0
+    assert rig.scheduler.state.pool.num_used == 0
 
 
 @pytest.mark.parametrize(("min_tokens", "most", "num_tokens"), [(0, 3, 4), (3, 3, 4), (20, 3, 4), (3, 0, 1)])

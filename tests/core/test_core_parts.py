@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from rig import build_rig
 
 from legato.core.block_pool import BlockPool
-from legato.core.lifecycle import TRANSITIONS, IllegalMoveError, Move, Status, after
-from legato.core.request import Request, RequestId, SamplingParams
+from legato.core.lifecycle import TRANSITIONS, IllegalTransitionError, Status, Transition, after
+from legato.core.request import Request, RequestId
 from legato.core.sequence import Sequence
+from legato.sampling_params import SamplingParams
 
 LEGAL = [(status, move) for status, moves in TRANSITIONS.items() for move in moves]
 
@@ -18,25 +19,25 @@ LEGAL = [(status, move) for status, moves in TRANSITIONS.items() for move in mov
 def a_sequence() -> Sequence:
     params = SamplingParams(max_tokens=4)
     request = Request(id=RequestId("A"), prompt=(1, 2), params=params, arrival=0.0)
-    return Sequence(request, number=0, chain=[b""], guaranteed=False, entry_step=0, entry_time=0.0)
+    return Sequence(request, arrival_index=0, chain=[b""], guaranteed=False, arrival_step=0, arrival_virtual_time=0.0)
 
 
-@pytest.mark.parametrize(("status", "move"), [*itertools.product(Status, Move)])
-def test_a_move_is_in_the_table_or_raises_and_changes_nothing(status: Status, move: Move) -> None:
+@pytest.mark.parametrize(("status", "move"), [*itertools.product(Status, Transition)])
+def test_a_move_is_in_the_table_or_raises_and_changes_nothing(status: Status, move: Transition) -> None:
     sequence = a_sequence()
     sequence.status = status
     if (status, move) in LEGAL:
-        sequence.move(move)
+        sequence.apply(move)
         assert sequence.status is TRANSITIONS[status][move]
     else:
-        with pytest.raises(IllegalMoveError, match=f"a {status.value} sequence cannot {move.value}"):
-            sequence.move(move)
+        with pytest.raises(IllegalTransitionError, match=f"a {status.value} sequence cannot {move.value}"):
+            sequence.apply(move)
         assert sequence.status is status
 
 
 def test_every_status_is_reached_and_only_finished_is_final() -> None:
     assert set(TRANSITIONS) == set(Status)
-    assert {after(status, move) for status, move in LEGAL} == set(Status) - {Status.WAITING}
+    assert {next_status(status, move) for status, move in LEGAL} == set(Status) - {Status.WAITING}
     assert [status for status, moves in TRANSITIONS.items() if not moves] == [Status.FINISHED]
 
 
@@ -55,7 +56,7 @@ def test_the_pool_never_hands_a_block_out_twice(sizes: list[int], random: object
             held.append(taken)
         blocks = [block for group in held for block in group]
         assert len(set(blocks)) == len(blocks) == pool.num_used
-        assert all(pool.holders(block) == 1 for block in blocks)
+        assert all(pool.num_holders(block) == 1 for block in blocks)
     for group in held:
         pool.release(group)
     assert pool.num_free == 12

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legato.core.cost import PRICES, PRIOR, CostModel, StepCost, StepShape, quantile, shape_of
-from legato.core.least_squares import sample_sums, solve_nonnegative
+from legato.cost.cost_model import PRIOR, CostModel, quantile
+from legato.cost.least_squares import sample_sums, solve_nonnegative
+from legato.cost.step_cost import PRICES, StepCost, StepShape, shape_of
 
 TRUE = StepCost(step=0.012, head=0.006, decode=1.5e-3, prefill=6e-4, context=3e-7, pair=4e-8)
 STREAMS = 8
@@ -75,7 +76,7 @@ def test_what_is_left_beside_decodes_is_what_chunks_add_to_them(
     left = cost.left_beside(shape_of(decodes), seconds)
     both = cost.seconds(shape_of([*decodes, (start, length, False)]))
     added = cost.chunk_seconds(start, length)
-    assert (both - seconds) / cost.pace[2] == pytest.approx(added - left, rel=1e-6, abs=1e-9)
+    assert (both - seconds) / cost.correction[2] == pytest.approx(added - left, rel=1e-6, abs=1e-9)
 
 
 def test_the_knee_spends_the_share_that_was_asked_for() -> None:
@@ -193,7 +194,7 @@ def teach(
     for _ in range(num):
         shape = load(draw)
         disturbed = 3 if draw.random() < outliers else 1
-        model.note(shape, TRUE.seconds(shape) * slower * draw.lognormvariate(0, 0.03) * disturbed)
+        model.observe(shape, TRUE.seconds(shape) * slower * draw.lognormvariate(0, 0.03) * disturbed)
 
 
 def errors(model: CostModel, shapes: Iterable[StepShape], *, slower: float = 1.0) -> list[float]:
@@ -222,7 +223,7 @@ def test_one_step_that_is_far_off_hardly_moves_a_prediction(load: Load, factor: 
     for _ in range(10):
         shape = load(draw)
         before = model.cost.seconds(shape)
-        model.note(shape, factor * before)
+        model.observe(shape, factor * before)
         assert model.cost.seconds(shape) == pytest.approx(before, rel=0.1)
         teach(model, load, 30, draw)
 
@@ -259,7 +260,7 @@ def test_new_samples_take_the_place_of_old_ones_of_their_kind() -> None:
     teach(model, decodes_alone, 1_000, draw)
     teach(model, decodes_alone, 100, draw, slower=1.5)
     assert max(errors(model, [decodes_alone(draw) for _ in range(50)], slower=1.5)) < 0.05
-    assert model.cost.pace[0] == pytest.approx(1, abs=0.1)
+    assert model.cost.correction[0] == pytest.approx(1, abs=0.1)
 
 
 def test_a_rare_kind_is_learned_though_the_usual_one_is_exact() -> None:
@@ -267,7 +268,7 @@ def test_a_rare_kind_is_learned_though_the_usual_one_is_exact() -> None:
     model, usual, rare = CostModel(), StepShape(8, 0, 4_000, 0, True), StepShape(0, 512, 0, 512 * 512, False)
     for step in range(400):
         shape = rare if step % 10 == 9 else usual
-        model.note(shape, TRUE.seconds(shape))
+        model.observe(shape, TRUE.seconds(shape))
     assert max(errors(model, [usual, rare])) < 0.05
 
 
@@ -298,7 +299,7 @@ def test_the_margin_covers_mixed_steps_and_is_never_below_one() -> None:
     assert 1.02 < model.margin < 1.12  # 95 % of steps with noise of 3 %: 1.05
     for _ in range(300):  # faster and faster
         shape = decodes_beside_a_prompt(draw)
-        model.note(shape, 0.9 * model.cost.seconds(shape))
+        model.observe(shape, 0.9 * model.cost.seconds(shape))
     assert model.margin == 1.0
 
 
@@ -306,7 +307,7 @@ def test_the_margin_covers_mixed_steps_and_is_never_below_one() -> None:
 def test_a_clock_that_stands_still_teaches_nothing(seconds: float) -> None:
     model = CostModel()
     before = model.cost
-    model.note(StepShape(1, 0, 10, 0, True), seconds)
+    model.observe(StepShape(1, 0, 10, 0, True), seconds)
     assert model.cost == before
 
 
@@ -314,7 +315,7 @@ def test_a_clock_that_stands_still_teaches_nothing(seconds: float) -> None:
 def test_no_history_makes_a_price_negative_or_a_prediction_nothing(steps: list[tuple[int, float]]) -> None:
     model = CostModel()
     for seed, seconds in steps:
-        model.note(any_step(random.Random(seed)), seconds)
+        model.observe(any_step(random.Random(seed)), seconds)
         assert min(getattr(model.cost, name) for name in PRICES) >= 0
         assert model.cost.seconds(StepShape(1, 0, 1, 0, True)) > 0
         assert model.margin >= 1
@@ -331,6 +332,6 @@ def test_what_was_measured_before_is_judged_by_the_prices_that_came_of_it() -> N
     ratios = sorted(seconds / PRIOR.seconds(shape) for shape, seconds in samples)
     one_by_one = CostModel(prior=PRIOR.times(ratios[(len(ratios) - 1) // 2]))
     for shape, seconds in samples:
-        one_by_one.note(shape, seconds)
+        one_by_one.observe(shape, seconds)
     assert one_by_one.cost == model.cost
     assert one_by_one.error(1.0) > 2 * model.error(1.0)

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rig import Rig, build_rig, expected_reply
 
-from legato.core.draft import MAX_OVERTAKEN, OVERDUE_STEPS
-from legato.core.order import ORDERS, Fair, Fcfs, Order, Priority, Shortest
-from legato.core.prefill import Chunked, FillBudget, PrefillPolicy, WholePrompt
-from legato.core.queue import Queue
-from legato.core.request import Request, RequestId, SamplingParams
+from legato.core.prefill_policy import Chunked, FillBudget, PrefillPolicy, WholePrompt
+from legato.core.prompt_order import MAX_OVERTAKEN, OVERDUE_STEPS
+from legato.core.request import Request, RequestId
 from legato.core.schedule import Reason
+from legato.core.scheduling_policy import SCHEDULING_POLICIES, Fair, Fcfs, Order, Priority, Shortest
 from legato.core.sequence import Sequence
+from legato.core.waiting_queue import WaitingQueue
+from legato.sampling_params import SamplingParams
 
 ALL = pytest.mark.parametrize(
     "order", [Fcfs(), Fair(), Shortest(1.0), Priority()], ids=lambda o: type(o).__name__
@@ -50,11 +51,11 @@ def a_sequence(
     )
     sequence = Sequence(
         request,
-        number=number,
+        arrival_index=number,
         chain=[b""],
         guaranteed=False,
-        entry_step=int(entry),
-        entry_time=entry,
+        arrival_step=int(entry),
+        arrival_virtual_time=entry,
         size=size,
     )
     sequence.num_preemptions = preempted
@@ -86,26 +87,28 @@ def test_the_order_of_two(order: Order, first: Sequence, then: Sequence) -> None
 
 
 def test_every_policy_of_the_settings_is_made_for_a_budget() -> None:
-    assert [type(make(64)).__name__.lower() for make in ORDERS.values()] == list(ORDERS)
+    assert [type(make(64)).__name__.lower() for make in SCHEDULING_POLICIES.values()] == list(
+        SCHEDULING_POLICIES
+    )
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(-2, 2)), max_size=20), st.data())
 def test_the_queue_is_always_sorted(kinds: list[tuple[int, int]], data: st.DataObject) -> None:
     order = data.draw(st.sampled_from([Fcfs(), Fair(), Shortest(1.0), Priority()]))
-    queue, inside = Queue(order), {}
+    queue, inside = WaitingQueue(order), {}
     for number, (size, priority) in enumerate(kinds):
         sequence = a_sequence(number, size, priority=priority)
-        queue.enter(sequence)
+        queue.add(sequence)
         inside[sequence.id] = sequence
         if data.draw(st.booleans()):
             left = data.draw(st.sampled_from(sorted(inside)))
-            assert queue.leave(left) is inside.pop(left)
+            assert queue.remove(left) is inside.pop(left)
         assert list(queue.values()) == sorted(inside.values(), key=order.key)
         assert [s for _, s in queue.head(3)] == list(queue.values())[:3]
         assert len(queue) == len(inside)
         assert all(request_id in queue for request_id in inside)
     with pytest.raises(KeyError):
-        queue.leave(RequestId("nobody"))
+        queue.remove(RequestId("nobody"))
 
 
 # -- fairness, in steps -----------------------------------------------------------------------------------
@@ -113,7 +116,7 @@ def test_the_queue_is_always_sorted(kinds: list[tuple[int, int]], data: st.DataO
 
 def chatter_beside_a_paster(order: Order, num_prompt: int, arrives: int) -> int:
     """Steps to the first token of a chat prompt that comes after ten prompts of 2,000 tokens."""
-    rig = build_rig(budget=256, max_running=16, num_blocks=2000, block_size=32, order=order)
+    rig = build_rig(budget=256, max_running=16, num_blocks=2000, block_size=32, policy=order)
     for i in range(10):
         rig.add(f"paste{i}", distinct(i, 2000), max_tokens=20)
     for _ in range(arrives):
@@ -134,7 +137,7 @@ def test_a_chatter_beside_ten_pasted_prompts_is_answered_as_if_alone(num_prompt:
 
 def test_a_short_prompt_is_answered_at_once_beside_three_giants_which_all_get_on() -> None:
     """D-09: prompts of 50 budgets; the short one's first token comes in its first step."""
-    rig = build_rig(budget=16, num_blocks=1000, block_size=16, max_running=8, order=Fair())
+    rig = build_rig(budget=16, num_blocks=1000, block_size=16, max_running=8, policy=Fair())
     for i in range(3):
         rig.add(f"giant{i}", distinct(i, 800), max_tokens=1)
     rig.step()
@@ -149,7 +152,7 @@ def test_a_short_prompt_is_answered_at_once_beside_three_giants_which_all_get_on
 def test_a_giant_gets_on_under_a_stream_of_short_prompts() -> None:
     """D-09: in every step one prompt comes that could take the whole of it; the giant's longest pause is
     bounded, and it ends as soon as it would if all shared every step equally."""
-    rig = build_rig(budget=16, num_blocks=400, block_size=4, max_running=8, order=Fair())
+    rig = build_rig(budget=16, num_blocks=400, block_size=4, max_running=8, policy=Fair())
     rig.add("giant", distinct(0, 320), max_tokens=1)
     rig.step()
     pause = longest = 0
@@ -168,7 +171,7 @@ def test_a_giant_gets_on_under_a_stream_of_short_prompts() -> None:
 def test_no_prompt_is_later_than_under_equal_shares_by_more_than_a_few_steps() -> None:
     """Fair queueing against a fluid model: every prompt gets an equal share of every step's 16 tokens."""
     sizes, gap, budget = [200, 30, 90, 400, 10, 60, 120, 35], 3, 16
-    rig = build_rig(budget=budget, num_blocks=1000, block_size=4, max_running=16, order=Fair())
+    rig = build_rig(budget=budget, num_blocks=1000, block_size=4, max_running=16, policy=Fair())
     left: dict[str, float] = {}
     fluid: dict[str, int] = {}
     done: dict[str, int] = {}
@@ -177,7 +180,7 @@ def test_no_prompt_is_later_than_under_equal_shares_by_more_than_a_few_steps() -
             name = f"r{step // gap}"
             rig.add(name, distinct(step, sizes[step // gap]), max_tokens=1)
             left[name] = sizes[step // gap]
-        if rig.scheduler.has_work:
+        if rig.scheduler.state.has_work:
             rig.step()
         done |= {event.request_id: step for event in rig.events[len(done) :]}
         share = budget / len(left) if left else 0.0
@@ -192,7 +195,7 @@ def test_no_prompt_is_later_than_under_equal_shares_by_more_than_a_few_steps() -
 @ALL
 def test_a_started_prompt_is_never_forgotten(order: Order) -> None:
     """Whatever comes before it in the order, it gets tokens within a bounded number of steps."""
-    rig = build_rig(budget=8, num_blocks=200, block_size=4, max_running=6, order=order, policy=FillBudget())
+    rig = build_rig(budget=8, num_blocks=200, block_size=4, max_running=6, policy=order, prefill_policy=FillBudget())
     rig.add("slow", distinct(0, 120), max_tokens=1, priority=9)
     rig.step()
     pause = longest = 0
@@ -213,7 +216,7 @@ def test_a_started_prompt_is_never_forgotten(order: Order) -> None:
 @ALL
 def test_light_prompts_pass_a_heavy_one_that_lacks_blocks_but_not_for_ever(order: Order) -> None:
     """D-04: light ones overtake in the same step; under a constant stream of them the heavy one starts."""
-    rig = build_rig(budget=64, num_blocks=100, block_size=4, max_running=64, order=order)
+    rig = build_rig(budget=64, num_blocks=100, block_size=4, max_running=64, policy=order)
     rig.add("running", distinct(0, 200), max_tokens=160)
     while not rig.tokens("running"):
         rig.step()
@@ -226,7 +229,7 @@ def test_light_prompts_pass_a_heavy_one_that_lacks_blocks_but_not_for_ever(order
         if "heavy" in schedule.reasons and not light_waits[-1]:
             assert schedule.reasons[RequestId("heavy")] is Reason.BLOCKS
     assert not any(light_waits[: MAX_OVERTAKEN // 2]), "light ones that fit start at once"
-    heavy = rig.scheduler.sequence(RequestId("heavy")) if not rig.tokens("heavy") else None
+    heavy = rig.scheduler.state.sequence(RequestId("heavy")) if not rig.tokens("heavy") else None
     assert heavy is None or heavy.num_overtaken <= MAX_OVERTAKEN + 1
     steps = 0
     while not rig.tokens("heavy"):
@@ -243,7 +246,7 @@ def test_a_heavy_prompt_starts_though_light_ones_take_every_block_that_is_freed(
     """D-04: in every step one more comes, and ten of them fill the pool for 30 steps. The bound: in
     192 steps the heavy one has aged by the 192 tokens that it is longer; those that came meanwhile go first,
     and so many more overtake it, one in 4 steps; those that run come to their end."""
-    rig = build_rig(budget=64, num_blocks=100, block_size=4, max_running=64, order=order, strict=True)
+    rig = build_rig(budget=64, num_blocks=100, block_size=4, max_running=64, policy=order, strict=True)
     for i in range(10):
         rig.add(f"first{i}", distinct(i, 8), max_tokens=30)
         rig.step()
@@ -268,7 +271,7 @@ def test_a_prompt_starts_that_others_never_leave_room_for(
     """One is longer than a step may be beside others, one takes over half of the pool; light ones run in
     every step."""
     limits = {"budget": 16, "num_blocks": 60, "max_running": 8, "prefix_cache": False}
-    rig = build_rig(**limits, order=order, policy=policy)
+    rig = build_rig(**limits, policy=order, prefill_policy=policy)
     rig.add("light", distinct(0, num_light), max_tokens=5)
     rig.step()
     rig.add("heavy", distinct(1, num_prompt), max_tokens=1)
@@ -283,21 +286,23 @@ def test_a_prompt_starts_that_others_never_leave_room_for(
 
 def test_the_first_of_the_queue_starts_though_short_prompts_take_every_place_that_is_left() -> None:
     """One may run. In each step a short one ends within the share kept for it, and takes the place."""
-    rig = build_rig(budget=16, max_running=1, order=Fair(), prefix_cache=False)
+    rig = build_rig(budget=16, max_running=1, policy=Fair(), prefix_cache=False)
     rig.add("long", distinct(0, 20), max_tokens=1)
     for i in range(2 * MAX_OVERTAKEN):
-        rig.scheduler.virtual_time += 100  # the long one is first
+        rig.scheduler.state.virtual_time += 100  # the long one is first
         rig.add(f"short{i}", distinct(i + 1, 8), max_tokens=1)
         schedule = rig.step()
         if rig.tokens("long"):
             return
-        assert RequestId("long") in rig.scheduler.running or schedule.reasons["long"] is Reason.MAX_RUNNING
+        assert (
+            RequestId("long") in rig.scheduler.state.running or schedule.reasons["long"] is Reason.MAX_RUNNING
+        )
     raise AssertionError("the long one starves")
 
 
 def test_the_first_in_the_order_gets_on_though_short_prompts_leave_only_crumbs() -> None:
     """Half of 40 tokens for a prompt of 10 leaves 30: too little for a chunk, in every step anew."""
-    rig = build_rig(budget=40, num_blocks=400, order=Fair(), min_chunk=32, prefix_cache=False)
+    rig = build_rig(budget=40, num_blocks=400, policy=Fair(), min_chunk=32, prefix_cache=False)
     rig.add("long", distinct(0, 300), max_tokens=1)
     for i in range(200):
         rig.add(f"short{i}", distinct(i + 1, 10), max_tokens=1)
@@ -309,10 +314,10 @@ def test_the_first_in_the_order_gets_on_though_short_prompts_leave_only_crumbs()
 
 def test_a_share_of_each_step_is_kept_for_prompts_that_end_in_it() -> None:
     """A giant that was preempted before comes first in every order; a short prompt still ends at once."""
-    rig = build_rig(budget=16, num_blocks=200, block_size=4, order=Fair())
+    rig = build_rig(budget=16, num_blocks=200, block_size=4, policy=Fair())
     rig.add("giant", distinct(0, 320), max_tokens=1)
     rig.step()
-    rig.scheduler.sequence(RequestId("giant")).num_preemptions = 1
+    rig.scheduler.state.sequence(RequestId("giant")).num_preemptions = 1
     rig.add("short", distinct(1, 8), max_tokens=1)
     rig.add("longer than the share", distinct(2, 9), max_tokens=1)
     schedule = rig.step()
@@ -322,9 +327,9 @@ def test_a_share_of_each_step_is_kept_for_prompts_that_end_in_it() -> None:
 def test_whole_prompts_come_in_their_order_and_leave_no_step_half_empty() -> None:
     """Short ones of 6 tokens that came later end within half of a step; first they would leave too little for
     the one of 12, whose turn it is."""
-    rig = build_rig(budget=16, num_blocks=200, order=Fair(), policy=WholePrompt(), prefix_cache=False)
+    rig = build_rig(budget=16, num_blocks=200, policy=Fair(), prefill_policy=WholePrompt(), prefix_cache=False)
     rig.add("first", distinct(0, 12), max_tokens=1)
-    rig.scheduler.virtual_time += 100
+    rig.scheduler.state.virtual_time += 100
     rig.add("short", distinct(1, 6), max_tokens=1)
     assert [run.request_id for run in rig.step().chunks] == ["first"]
     assert [run.request_id for run in rig.step().chunks] == ["short"]
@@ -332,13 +337,13 @@ def test_whole_prompts_come_in_their_order_and_leave_no_step_half_empty() -> Non
 
 def test_four_cold_prompts_of_many_chunks_all_run_as_soon_as_they_are_computed() -> None:
     """D-07: no fullness is remembered: all four run within the time that their prompts take."""
-    rig = build_rig(budget=16, num_blocks=64, block_size=4, max_running=4, order=Fair())
+    rig = build_rig(budget=16, num_blocks=64, block_size=4, max_running=4, policy=Fair())
     for i in range(4):
         rig.add(f"r{i}", distinct(i, 40), max_tokens=20)
     for _ in range(-(-160 // 13) + 1):
         rig.step()
-    assert len(rig.scheduler.running) == 4
-    assert all(sequence.remaining == 1 for sequence in rig.scheduler.running.values())
+    assert len(rig.scheduler.state.running) == 4
+    assert all(sequence.num_remaining == 1 for sequence in rig.scheduler.state.running.values())
 
 
 def test_a_batch_is_as_large_as_the_sum_of_its_parts() -> None:
@@ -348,20 +353,20 @@ def test_a_batch_is_as_large_as_the_sum_of_its_parts() -> None:
         rig.add(f"r{i}", distinct(i, num), max_tokens=1)
     schedule = rig.step()
     assert (len(schedule.chunks), schedule.num_tokens) == (3, 1020)
-    assert all(chunk.last for chunk in schedule.chunks)
+    assert all(chunk.is_last for chunk in schedule.chunks)
 
 
 def test_a_request_that_was_preempted_comes_before_one_that_never_ran() -> None:
     """D-19: under priorities too, within its class; its end is bounded by those that run."""
-    rig = build_rig(budget=8, num_blocks=5, block_size=2, max_running=2, order=Priority())
+    rig = build_rig(budget=8, num_blocks=5, block_size=2, max_running=2, policy=Priority())
     rig.add("senior", (1, 2, 3), max_tokens=6, priority=0)
     rig.add("A", (4, 5, 6), max_tokens=6, priority=0)
     rig.add("B", (7,), max_tokens=2, priority=0)
     while not rig.step().preempted:
         pass
-    assert list(rig.scheduler.waiting) == ["A", "B"]
+    assert list(rig.scheduler.state.waiting) == ["A", "B"]
     rig.add("urgent", (8,), max_tokens=2, priority=-1)
-    assert list(rig.scheduler.waiting) == ["urgent", "A", "B"]
+    assert list(rig.scheduler.state.waiting) == ["urgent", "A", "B"]
     rig.run()
     admitted = [request_id for schedule in rig.schedules for request_id in schedule.admitted]
     assert admitted == ["senior", "A", "urgent", "A", "B"]
@@ -391,14 +396,14 @@ def test_the_first_chunk_of_a_step_takes_what_there_is() -> None:
 
 
 def test_a_chunk_that_the_policy_makes_short_is_no_crumb() -> None:
-    rig = build_rig(budget=16, min_chunk=6, policy=Chunked(4))
+    rig = build_rig(budget=16, min_chunk=6, prefill_policy=Chunked(4))
     for i in range(3):
         rig.add(f"r{i}", distinct(i, 20), max_tokens=1)
     assert [run.length for run in rig.step().chunks] == [4, 4, 4]
 
 
 def test_prompts_computed_in_part_hold_at_most_half_of_the_pool() -> None:
-    rig = build_rig(budget=16, num_blocks=32, block_size=4, policy=Chunked(4))
+    rig = build_rig(budget=16, num_blocks=32, block_size=4, prefill_policy=Chunked(4))
     for i in range(4):
         rig.add(f"r{i}", distinct(i, 28), max_tokens=1)  # 7 blocks each
     schedule = rig.step()
@@ -452,11 +457,11 @@ def test_everyone_left_out_has_a_reason_without_a_list_as_long_as_the_queue(
     for i in range(num):
         rig.add(f"w{i}", distinct(i + 1, 9), max_tokens=4)
     schedule = rig.decide()
-    reasons = rig.scheduler.explain(schedule)
+    reasons = rig.scheduler.state.explain(schedule)
     assert reasons[RequestId("w0")] is reason
     assert all(RequestId(f"w{i}") in reasons for i in range(num))
     assert len(schedule.left_out) <= 20
-    assert len(schedule.left_out) + schedule.num_behind == len(reasons)
+    assert len(schedule.left_out) + schedule.num_not_examined == len(reasons)
 
 
 def test_who_is_too_far_back_to_be_looked_at_waits_for_its_turn() -> None:
@@ -467,4 +472,4 @@ def test_who_is_too_far_back_to_be_looked_at_waits_for_its_turn() -> None:
         rig.add(f"w{i}", distinct(i + 1, 9), max_tokens=4)
     schedule = rig.decide()
     assert set(schedule.reasons.values()) == {Reason.BLOCKS}
-    assert (schedule.queue, schedule.num_behind) == (Reason.TURN, 12)
+    assert (schedule.queue_reason, schedule.num_not_examined) == (Reason.NOT_EXAMINED, 12)

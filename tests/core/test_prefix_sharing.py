@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from rig import VOCAB, Rig, build_rig, expected_reply
 
 from legato.core.block_pool import BlockPool
-from legato.core.draft import MAX_REFUSED
+from legato.core.decision import MAX_REFUSED
 from legato.core.events import TokenEvent
-from legato.core.order import Fair
-from legato.core.prefill import Chunked
+from legato.core.prefill_policy import Chunked
 from legato.core.prefix_index import extend, private_root, shared_root
 from legato.core.request import RequestId
 from legato.core.schedule import Reason
+from legato.core.scheduling_policy import Fair
 
 ROOT = shared_root("")
 
@@ -142,13 +142,13 @@ def test_the_pool_does_what_the_slow_pool_does(data: st.DataObject) -> None:
             else:
                 held.append((digests, found + taken))
                 for block, digest in zip(found + taken, digests, strict=True):
-                    pool.publish(block, digest)
-                    slow.publish(block, digest)
+                    pool.register(block, digest)
+                    slow.register(block, digest)
         pool.check()
         assert pool.num_free == len(slow.blank) + len(slow.cached)
         assert pool.num_cached == len(slow.cached)
-        assert {block: pool.holders(block) for block in range(8)} == slow.holders
-        assert {block: pool.digest(block) for block in range(8) if pool.is_known(block)} == slow.known
+        assert {block: pool.num_holders(block) for block in range(8)} == slow.holders
+        assert {block: pool.digest(block) for block in range(8) if pool.is_registered(block)} == slow.known
 
 
 def test_the_least_recently_used_is_evicted_and_tails_before_heads() -> None:
@@ -157,7 +157,7 @@ def test_the_least_recently_used_is_evicted_and_tails_before_heads() -> None:
     assert first is not None
     assert second is not None
     for block, digest in zip(first + second, digests, strict=True):
-        pool.publish(block, digest)
+        pool.register(block, digest)
     pool.release(first)
     pool.release(second)
     assert pool.num_cached == pool.num_free == 4
@@ -191,7 +191,7 @@ def test_a_fully_cached_prompt_of_whole_blocks_still_computes_its_last_block(num
 @pytest.mark.parametrize("chunk", [3, 4, 8, 16])
 def test_the_same_prompt_twice_at_the_same_time(chunk: int) -> None:
     """E-05, E-11: nothing is found before it is computed, and both answers are right."""
-    rig = build_rig(budget=32, block_size=4, policy=Chunked(chunk))
+    rig = build_rig(budget=32, block_size=4, prefill_policy=Chunked(chunk))
     prompt = list(range(16))
     rig.add("a", prompt, max_tokens=3)
     rig.add("b", prompt, max_tokens=3)
@@ -202,15 +202,17 @@ def test_the_same_prompt_twice_at_the_same_time(chunk: int) -> None:
 
 def test_a_block_is_found_only_after_the_step_that_filled_it() -> None:
     """E-11: a common prefix of 3 blocks; its first chunk is still being computed when the second comes."""
-    rig = build_rig(budget=16, block_size=4, policy=Chunked(6))
+    rig = build_rig(budget=16, block_size=4, prefill_policy=Chunked(6))
     prefix = list(range(12))
     a, b = rig.add("a", [*prefix, 50], max_tokens=2), rig.add("b", [*prefix, 60], max_tokens=2)
-    assert rig.scheduler.find_prefix(rig.scheduler.sequence(b.id)) == []
+    assert rig.scheduler.state.find_prefix(rig.scheduler.state.sequence(b.id)) == []
     step = rig.begin()
-    assert rig.scheduler.find_prefix(rig.scheduler.sequence(b.id)) == [], "taken, but not computed"
+    assert rig.scheduler.state.find_prefix(rig.scheduler.state.sequence(b.id)) == [], (
+        "taken, but not computed"
+    )
     rig.finish(step)
-    found = rig.scheduler.find_prefix(rig.scheduler.sequence(b.id))
-    assert found == rig.scheduler.sequence(a.id).blocks[:1], "of 6 computed tokens, one full block of 4"
+    found = rig.scheduler.state.find_prefix(rig.scheduler.state.sequence(b.id))
+    assert found == rig.scheduler.state.sequence(a.id).blocks[:1], "of 6 computed tokens, one full block of 4"
     rig.run()
     for request in (a, b):
         assert rig.tokens(request.id) == expected_reply(request.prompt, 2)
@@ -278,7 +280,7 @@ def test_without_prefix_cache_a_request_does_not_share_with_an_earlier_one_of_it
 
 
 def test_many_followers_do_not_keep_others_out_of_the_room_that_they_leave() -> None:
-    rig = build_rig(budget=16, max_running=16, block_size=4, policy=Chunked(4), num_blocks=200)
+    rig = build_rig(budget=16, max_running=16, block_size=4, prefill_policy=Chunked(4), num_blocks=200)
     for i in range(MAX_REFUSED + 2):
         rig.add(f"reply{i}", range(40), max_tokens=1)
     rig.add("other", range(50, 90), max_tokens=1)
@@ -339,7 +341,7 @@ def test_a_prefix_in_a_pool_smaller_than_the_context_is_served_and_let_go() -> N
     assert rig.tokens("long") == expected_reply(request.prompt, 8)
     assert cached(rig, "long") == 12
     rig.assert_idle()
-    assert all(rig.scheduler.blocks.holders(block) == 0 for block in range(6))
+    assert all(rig.scheduler.state.pool.num_holders(block) == 0 for block in range(6))
 
 
 def test_what_one_shares_is_not_evicted_by_those_admitted_with_it() -> None:
@@ -361,7 +363,7 @@ def test_what_one_shares_is_not_evicted_by_those_admitted_with_it() -> None:
 
 
 def test_a_follower_waits_for_the_leader_and_computes_only_its_own_tail() -> None:
-    rig = build_rig(budget=16, block_size=4, policy=Chunked(8))
+    rig = build_rig(budget=16, block_size=4, prefill_policy=Chunked(8))
     prefix = list(range(24))
     a, b = rig.add("a", [*prefix, 50], max_tokens=1), rig.add("b", [*prefix, 60, 61], max_tokens=1)
     c = rig.add("c", range(70, 75), max_tokens=1)
@@ -378,20 +380,20 @@ def test_a_follower_waits_for_the_leader_and_computes_only_its_own_tail() -> Non
 @pytest.mark.parametrize("num_left", [1, 2, 8])
 def test_a_follower_ends_in_the_share_kept_for_those_once_its_prefix_is_there(num_left: int) -> None:
     """It was long when it came; what is left is at most half of a step, and a longer one comes before it."""
-    rig = build_rig(budget=16, block_size=4, num_blocks=64, order=Fair())
+    rig = build_rig(budget=16, block_size=4, num_blocks=64, policy=Fair())
     prefix = list(range(30, 62))
     rig.add("leader", prefix, max_tokens=1)
     rig.add("follower", [*prefix, *range(num_left)], max_tokens=1)
     rig.step()
     rig.step()
     rig.add("other", [9] * 16, max_tokens=1)
-    assert list(rig.scheduler.waiting) == ["other", "follower"]
+    assert list(rig.scheduler.state.waiting) == ["other", "follower"]
     schedule = rig.step()
     assert [(run.request_id, run.start) for run in schedule.chunks] == [("follower", 32), ("other", 0)]
 
 
 def test_a_follower_whose_leader_leaves_goes_on_by_itself() -> None:
-    rig = build_rig(budget=16, block_size=4, policy=Chunked(4))
+    rig = build_rig(budget=16, block_size=4, prefill_policy=Chunked(4))
     prefix = list(range(24))
     rig.add("a", prefix, max_tokens=1)
     b = rig.add("b", prefix, max_tokens=1)
@@ -412,7 +414,7 @@ def test_nobody_follows_a_leader_that_is_slower_than_itself() -> None:
         def chunk_len(self, remaining: int, budget: int, alone: bool) -> int:  # noqa: ARG002
             return 1 if remaining % 2 else min(remaining, budget)
 
-    rig = build_rig(budget=32, block_size=4, policy=Halting())
+    rig = build_rig(budget=32, block_size=4, prefill_policy=Halting())
     prefix = list(range(24))
     rig.add("a", [*prefix, 50], max_tokens=1)
     rig.add("b", [*prefix, 60, 61], max_tokens=1)

@@ -4,26 +4,26 @@ import pytest
 from rig import VOCAB, Rig, build_rig, made_up
 
 from legato.core.events import FinishEvent, PromptEvent, TokenEvent
-from legato.core.law import check_state
-from legato.core.plan import Sampled
-from legato.core.prefill import Chunked
-from legato.core.stopping import FinishReason
+from legato.core.invariants import check_state
+from legato.core.lifecycle import FinishReason
+from legato.core.prefill_policy import Chunked
+from legato.core.step_plan import TokenLogprobs
 from legato.engine.fake import next_token
 
 PROMPT = made_up("a", 33)
 
 
-def by_hand(prompt: list[int], num_top: int = 1) -> list[Sampled]:
+def by_hand(prompt: list[int], num_top: int = 1) -> list[TokenLogprobs]:
     """What the fake runner says of all tokens of a prompt but the first."""
     entries = []
     for end, token in enumerate(prompt[1:], 1):
         said = next_token(prompt[:end], VOCAB)
         wrong = int(said != token)
-        entries.append(Sampled(token, -float(wrong), ((said, 0.0),) if num_top else (), 1 + wrong))
+        entries.append(TokenLogprobs(token, -float(wrong), ((said, 0.0),) if num_top else (), 1 + wrong))
     return entries
 
 
-def scored(rig: Rig, name: str) -> list[Sampled]:
+def scored(rig: Rig, name: str) -> list[TokenLogprobs]:
     events = [e for e in rig.events if isinstance(e, PromptEvent) and e.request_id == name]
     assert all(event.scored for event in events)
     return [token for event in events for token in event.scored]
@@ -40,7 +40,7 @@ def said_by_the_fake(length: int) -> list[int]:
 @pytest.mark.parametrize("num_top", [0, 1])
 @pytest.mark.parametrize("chunk", [1, 3, 4, 7, 33])
 def test_every_token_but_the_first_is_scored_once_whatever_the_chunks(chunk: int, num_top: int) -> None:
-    rig = build_rig(budget=40, policy=Chunked(chunk))
+    rig = build_rig(budget=40, prefill_policy=Chunked(chunk))
     prompt = [*PROMPT, *said_by_the_fake(8)]
     rig.add("a", prompt, max_tokens=3, prompt_logprobs=num_top)
     rig.run()
@@ -101,11 +101,11 @@ def test_a_preemption_scores_nothing_twice(num_computed: int) -> None:
     """It takes what is left of its blocks as far as their tokens are scored, and goes on behind."""
     rig = build_rig(budget=5, block_size=4, num_blocks=20)
     request = rig.add("a", PROMPT, max_tokens=6, prompt_logprobs=1)
-    sequence = rig.scheduler.sequence(request.id)
+    sequence = rig.scheduler.state.sequence(request.id)
     while sequence.num_computed < num_computed:
         rig.step()
     rig.scheduler._preempt(sequence)
-    check_state(rig.scheduler)
+    check_state(rig.scheduler.state)
     schedule = rig.step()
     (chunk,) = schedule.chunks
     assert 0 < chunk.start <= num_computed
@@ -120,7 +120,7 @@ def test_a_preemption_behind_the_prompt_takes_all_that_is_left() -> None:
     request = rig.add("a", PROMPT, max_tokens=9, prompt_logprobs=1)
     for _ in range(4):
         rig.step()
-    rig.scheduler._preempt(rig.scheduler.running[request.id])
+    rig.scheduler._preempt(rig.scheduler.state.running[request.id])
     (chunk,) = rig.step().runs
     assert chunk.start == 36
     rig.run()
@@ -148,10 +148,10 @@ class TestNoReply:
 
     def test_it_does_not_count_as_a_short_reply(self) -> None:
         rig = build_rig()
-        before = rig.scheduler.replies._counts.copy()
+        before = rig.scheduler.state.output_lengths._counts.copy()
         rig.add("a", 5, max_tokens=0, prompt_logprobs=0)
         rig.run()
-        assert rig.scheduler.replies._counts == before
+        assert rig.scheduler.state.output_lengths._counts == before
 
 
 def test_an_abort_in_mid_prompt_ends_the_scores() -> None:

@@ -7,13 +7,13 @@ from rig import VOCAB, Rig, build_rig, expected_reply
 
 from legato.core.block_pool import BlockPool
 from legato.core.events import FinishEvent, TokenEvent
-from legato.core.law import check_state
-from legato.core.lifecycle import Status
-from legato.core.prefill import Chunked, FillBudget, WholePrompt
+from legato.core.invariants import check_state
+from legato.core.lifecycle import FinishReason, Status
+from legato.core.prefill_policy import Chunked, FillBudget, WholePrompt
 from legato.core.request import RequestId
 from legato.core.schedule import Chunk, Reason
-from legato.core.scheduler import Scheduler, SchedulerConfig
-from legato.core.stopping import FinishReason
+from legato.core.scheduler import Scheduler
+from legato.core.state import SchedulerConfig
 from legato.errors import ConfigError, ContextLengthError, RequestError
 
 
@@ -29,7 +29,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
     rig = build_rig(num_blocks=4, block_size=4)
     with pytest.raises(ContextLengthError, match=r"16 tokens and asks for 1 more.*at most 16"):
         rig.add("long", 16, max_tokens=1)
-    assert not rig.scheduler.has_work
+    assert not rig.scheduler.state.has_work
     rig.add("fits", 15, max_tokens=1)
     rig.run()
     rig.assert_idle()
@@ -94,7 +94,7 @@ def test_an_impossible_request_is_refused(
     rig = build_rig()
     with pytest.raises(RequestError, match=message):
         rig.add("A", prompt, **params)
-    assert not rig.scheduler.has_work
+    assert not rig.scheduler.state.has_work
 
 
 def test_an_id_in_use_is_refused_and_free_again_afterwards() -> None:
@@ -135,7 +135,7 @@ def test_a_pool_and_a_chunk_need_a_size() -> None:
 
 def test_decodes_come_before_an_older_prefill() -> None:
     """D-10: a prompt that is older than a decode still cannot delay it."""
-    rig = build_rig(budget=4, policy=Chunked(2))
+    rig = build_rig(budget=4, prefill_policy=Chunked(2))
     rig.add("old", 20, max_tokens=1)
     rig.add("new", 1, max_tokens=5)
     rig.step()
@@ -147,7 +147,7 @@ def test_decodes_come_before_an_older_prefill() -> None:
 
 def test_a_short_prompt_starts_beside_a_giant_one() -> None:
     """D-09: several prompts may be in prefill at once when the chunk leaves room."""
-    rig = build_rig(budget=8, policy=Chunked(5))
+    rig = build_rig(budget=8, prefill_policy=Chunked(5))
     rig.add("giant", 60, max_tokens=1)
     rig.add("short", 3, max_tokens=1)
     rig.step()
@@ -161,7 +161,7 @@ def test_the_budget_is_filled_by_default() -> None:
     rig.add("B", 20, max_tokens=2)
     rig.run()
     assert [s.num_tokens for s in rig.schedules[:5]] == [8] * 5
-    assert isinstance(rig.scheduler.prefill_policy, FillBudget)
+    assert isinstance(rig.scheduler.state.prefill_policy, FillBudget)
 
 
 def test_a_started_prompt_comes_before_a_waiting_one() -> None:
@@ -179,7 +179,7 @@ def test_at_most_max_running_sequences_run() -> None:
     schedule = rig.step()
     assert schedule.admitted == ids("r0", "r1")
     assert schedule.reasons == {RequestId("r2"): Reason.MAX_RUNNING}
-    assert schedule.queue is Reason.MAX_RUNNING
+    assert schedule.queue_reason is Reason.MAX_RUNNING
     rig.run()
     rig.assert_idle()
 
@@ -197,7 +197,7 @@ def test_every_prompt_of_a_full_batch_progresses() -> None:
 @pytest.mark.parametrize(("block_size", "chunk"), [(4, 3), (16, 1), (64, 17), (64, 63), (64, 65), (64, 100)])
 def test_a_small_chunk_of_any_size_is_never_rounded_up(block_size: int, chunk: int) -> None:
     """E-15: the chunk may be smaller than a block, or no multiple of it."""
-    rig = build_rig(budget=128, block_size=block_size, policy=Chunked(chunk))
+    rig = build_rig(budget=128, block_size=block_size, prefill_policy=Chunked(chunk))
     request = rig.add("A", 3 * chunk + 1, max_tokens=1)
     rig.run()
     assert [s.num_tokens for s in rig.schedules] == [chunk] * 3 + [1]
@@ -218,7 +218,7 @@ class Greedy:
 
 @pytest.mark.parametrize("length", [10**9, 9, 0, -5])
 def test_no_policy_can_break_the_budget_or_stop_the_engine(length: int) -> None:
-    rig = build_rig(budget=8, policy=Greedy(length))
+    rig = build_rig(budget=8, prefill_policy=Greedy(length))
     requests = [rig.add(f"r{i}", 21, max_tokens=3) for i in range(3)]
     rig.run()
     assert max(s.num_tokens for s in rig.schedules) <= 8
@@ -227,7 +227,7 @@ def test_no_policy_can_break_the_budget_or_stop_the_engine(length: int) -> None:
 
 
 def test_the_whole_prompt_exception_holds_for_one_prompt_alone() -> None:
-    rig = build_rig(budget=8, policy=WholePrompt())
+    rig = build_rig(budget=8, prefill_policy=WholePrompt())
     rig.add("A", 20, max_tokens=1)
     rig.add("B", 20, max_tokens=1)
     rig.add("C", 3, max_tokens=1)
@@ -246,7 +246,7 @@ def test_admission_needs_the_whole_prompt_and_a_block_more() -> None:
     assert schedule.admitted == ids("A")
     rig.step()
     assert dict(rig.schedules[-1].left_out)[RequestId("B")] is Reason.BLOCKS
-    assert rig.scheduler.blocks.num_free == 2, "room for B's prompt, and none to go on with"
+    assert rig.scheduler.state.pool.num_free == 2, "room for B's prompt, and none to go on with"
 
 
 def test_a_reply_that_needs_no_further_block_is_admitted_into_the_exact_rest() -> None:
@@ -280,8 +280,8 @@ def test_a_preempted_sequence_waits_at_the_head_of_the_queue() -> None:
     rig.add("C", 1, max_tokens=1)
     while not rig.step().preempted:
         pass
-    b = rig.scheduler.sequence(RequestId("B"))
-    assert list(rig.scheduler.waiting) == ["B", "C"]
+    b = rig.scheduler.state.sequence(RequestId("B"))
+    assert list(rig.scheduler.state.waiting) == ["B", "C"]
     assert b.status is Status.PREEMPTED
     assert (b.num_computed, b.blocks, b.num_preemptions) == (0, [], 1)
     assert b.num_generated >= 1
@@ -345,11 +345,11 @@ def test_an_abort_in_any_state_gives_every_block_back(steps: int, in_flight: boo
         rig.step()
     for i in range(4):
         name = RequestId(f"r{i}")
-        living = rig.scheduler.has_work
+        living = rig.scheduler.state.has_work
         step = rig.begin() if in_flight and living else None
-        known = name in rig.scheduler.running or name in rig.scheduler.waiting
+        known = name in rig.scheduler.state.running or name in rig.scheduler.state.waiting
         events = rig.scheduler.abort(name)
-        check_state(rig.scheduler)
+        check_state(rig.scheduler.state)
         assert events == ((FinishEvent(name, FinishReason.ABORT),) if known else ())
         assert rig.scheduler.abort(name) == ()
         if step is not None:
@@ -362,8 +362,8 @@ def test_blocks_of_an_aborted_sequence_stay_held_while_a_step_writes_them() -> N
     rig.add("A", 6, max_tokens=2)
     step = rig.begin()
     rig.scheduler.abort(RequestId("A"))
-    assert rig.scheduler.held_blocks
-    assert rig.scheduler.blocks.num_free == 2
+    assert rig.scheduler.state.held_back
+    assert rig.scheduler.state.pool.num_free == 2
     rig.finish(step)
     rig.assert_idle()
 
@@ -376,7 +376,7 @@ def test_a_failed_step_ends_its_sequences_and_no_others() -> None:
     rig.step()
     rig.begin()
     events = rig.scheduler.fail("it broke")
-    check_state(rig.scheduler)
+    check_state(rig.scheduler.state)
     assert events == tuple(FinishEvent(name, FinishReason.ERROR, "it broke") for name in ids("A", "B"))
     rig.run()
     assert rig.tokens("C") == expected_reply(other.prompt, 2)
@@ -404,6 +404,6 @@ def test_prompts_do_not_show_in_reprs() -> None:
     rig = build_rig()
     request = rig.add("A", (77, 78), max_tokens=2)
     step = rig.begin()
-    shown = repr(request) + repr(step) + repr(rig.scheduler.sequence(request.id))
+    shown = repr(request) + repr(step) + repr(rig.scheduler.state.sequence(request.id))
     assert "77" not in shown
     assert "78" not in shown

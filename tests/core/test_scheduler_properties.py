@@ -7,19 +7,20 @@ from rig import NoForesight, Rig, build_rig, expected_reply
 
 from legato.core.admission import MAX_PREEMPTIONS
 from legato.core.budget import TargetBudget
-from legato.core.cost import CostModel, StepCost
-from legato.core.draft import OVERDUE_STEPS
 from legato.core.events import FinishEvent
-from legato.core.law import check_state
-from legato.core.order import Fair, Fcfs, Order, Priority, Shortest
-from legato.core.prefill import Chunked, FillBudget, WholePrompt
-from legato.core.replies import ReplyLengths
+from legato.core.invariants import check_state
+from legato.core.lifecycle import FinishReason
+from legato.core.output_lengths import OutputLengthEstimator
+from legato.core.prefill_policy import Chunked, FillBudget, WholePrompt
+from legato.core.prompt_order import OVERDUE_STEPS
 from legato.core.request import Request, RequestId
-from legato.core.stopping import FinishReason
+from legato.core.scheduling_policy import Fair, Fcfs, Order, Priority, Shortest
+from legato.cost.cost_model import CostModel
+from legato.cost.step_cost import StepCost
 from legato.errors import ContextLengthError
 
 POLICIES = st.one_of(st.integers(1, 9).map(Chunked), st.just(FillBudget()), st.just(WholePrompt()))
-ORDERS = st.sampled_from([Fcfs(), Fair(), Shortest(0.5), Priority()])
+SCHEDULING_POLICIES = st.sampled_from([Fcfs(), Fair(), Shortest(0.5), Priority()])
 TRUE = StepCost(step=1.0, head=0.5, decode=0.25, prefill=0.5, context=0.01, pair=0.01)
 """What steps cost on the clock of the histories."""
 BELIEVED = StepCost(step=2.0, head=0.0, decode=0.5, prefill=0.25, context=0.0, pair=0.02)
@@ -44,8 +45,8 @@ class Histories(RuleBasedStateMachine):
         max_running=st.integers(1, 6),
         num_blocks=st.integers(1, 14),
         block_size=st.integers(1, 5),
-        policy=POLICIES,
-        order=ORDERS,
+        prefill_policy=POLICIES,
+        policy=SCHEDULING_POLICIES,
         foresight=FORESIGHT,
         min_chunk=st.integers(1, 4),
         prefix_cache=st.booleans(),
@@ -73,9 +74,9 @@ class Histories(RuleBasedStateMachine):
             max_running=min(max_running, budget),
             num_blocks=num_blocks,
             block_size=block_size,
-            policy=policy,
-            order=order,
-            replies=NoForesight() if foresight == "none" else ReplyLengths(),
+            prefill_policy=policy,
+            policy=order,
+            output_lengths=NoForesight() if foresight == "none" else OutputLengthEstimator(),
             min_chunk=min_chunk,
             prefix_cache=prefix_cache,
             strict=strict,
@@ -107,7 +108,7 @@ class Histories(RuleBasedStateMachine):
         tpot_target: float | None,
     ) -> None:
         name = f"r{len(self.requests)}"
-        pool = self.rig.scheduler.blocks
+        pool = self.rig.scheduler.state.pool
         ids = [*range(shared), *prompt]
         fits = len(ids) + max_tokens <= pool.num_blocks * pool.block_size
         deadline = None if patience is None else self.rig.now + patience
@@ -120,23 +121,25 @@ class Histories(RuleBasedStateMachine):
             assert fits
             self.requests[request.id] = request
 
-    @precondition(lambda self: self.rig.scheduler.has_work)
+    @precondition(lambda self: self.rig.scheduler.state.has_work)
     @rule(count=st.integers(1, 5))
     def steps(self, count: int) -> None:
         for _ in range(count):
             self.expire()
-            if self.rig.scheduler.has_work:
+            if self.rig.scheduler.state.has_work:
                 self.step()
 
     def step(self) -> None:
-        decodes = {i for i, s in self.rig.scheduler.running.items() if s.remaining == 1}
+        decodes = {i for i, s in self.rig.scheduler.state.running.items() if s.num_remaining == 1}
         schedule = self.rig.step()
         assert decodes - set(schedule.preempted) == {run.request_id for run in schedule.decodes}
         for run in schedule.runs:
             self.computed[run.request_id] = self.computed.get(run.request_id, 0) + run.length
             self.served[run.request_id] = schedule.step
-        longest = OVERDUE_STEPS + self.rig.scheduler.config.max_running  # all of them may be overdue at once
-        for request_id in self.rig.scheduler.running:
+        longest = (
+            OVERDUE_STEPS + self.rig.scheduler.state.config.max_running
+        )  # all of them may be overdue at once
+        for request_id in self.rig.scheduler.state.running:
             assert schedule.step - self.served.setdefault(request_id, schedule.step) <= longest, (
                 "a running request starves"
             )
@@ -145,24 +148,24 @@ class Histories(RuleBasedStateMachine):
         for event in self.rig.scheduler.expire(self.rig.now):
             assert event.reason is FinishReason.TIMEOUT
             self.end(event)
-        check_state(self.rig.scheduler)
+        check_state(self.rig.scheduler.state)
 
-    @precondition(lambda self: self.rig.scheduler.has_work)
+    @precondition(lambda self: self.rig.scheduler.state.has_work)
     @rule()
     def failing_step(self) -> None:
         self.rig.begin()
         for event in self.rig.scheduler.fail("it broke"):
             self.end(event)
-        check_state(self.rig.scheduler)
+        check_state(self.rig.scheduler.state)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data(), in_flight=st.booleans())
     def abort(self, data: st.DataObject, in_flight: bool) -> None:
         name = data.draw(st.sampled_from(sorted(self.requests)))
-        step = self.rig.begin() if in_flight and self.rig.scheduler.has_work else None
+        step = self.rig.begin() if in_flight and self.rig.scheduler.state.has_work else None
         for event in self.rig.scheduler.abort(name):
             self.end(event)
-        check_state(self.rig.scheduler)
+        check_state(self.rig.scheduler.state)
         if step is not None:
             self.rig.finish(step)
 
@@ -174,17 +177,20 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def law(self) -> None:
         if hasattr(self, "rig"):
-            check_state(self.rig.scheduler)
-            for sequence in (*self.rig.scheduler.running.values(), *self.rig.scheduler.waiting.values()):
+            check_state(self.rig.scheduler.state)
+            for sequence in (
+                *self.rig.scheduler.state.running.values(),
+                *self.rig.scheduler.state.waiting.values(),
+            ):
                 assert sequence.num_preemptions <= MAX_PREEMPTIONS
-                assert not (self.rig.scheduler.config.strict and sequence.num_preemptions)
+                assert not (self.rig.scheduler.state.config.strict and sequence.num_preemptions)
 
     def teardown(self) -> None:
         if not hasattr(self, "rig"):
             return
         for _ in range(1000):
             self.expire()
-            if not self.rig.scheduler.has_work:
+            if not self.rig.scheduler.state.has_work:
                 break
             self.step()
         self.rig.assert_idle()
@@ -204,7 +210,7 @@ TestHistories = Histories.TestCase
 
 def history(seed_steps: list[tuple[int, int]], order: Order) -> list[object]:
     """Everything a fixed list of calls decides."""
-    rig = build_rig(budget=6, num_blocks=9, block_size=3, max_running=4, order=order)
+    rig = build_rig(budget=6, num_blocks=9, block_size=3, max_running=4, policy=order)
     for i, (prompt, max_tokens) in enumerate(seed_steps):
         rig.add(f"r{i}", prompt, max_tokens)
         rig.step()

@@ -9,14 +9,15 @@ import pytest
 from rig import build_rig
 
 from legato.core.budget import TargetBudget
-from legato.core.cost import CostModel, StepCost
-from legato.core.draft import MAX_OVERTAKEN, OVERDUE_STEPS
-from legato.core.law import check_schedule
-from legato.core.order import Fair, Fcfs, Order, Priority, Shortest
+from legato.core.invariants import check_schedule
+from legato.core.output_lengths import OutputLengthEstimator
 from legato.core.plan import plan
-from legato.core.prefill import Chunked, FillBudget, PrefillPolicy, WholePrompt
-from legato.core.replies import ReplyLengths
+from legato.core.prefill_policy import Chunked, FillBudget, PrefillPolicy, WholePrompt
+from legato.core.prompt_order import MAX_OVERTAKEN, OVERDUE_STEPS
 from legato.core.request import RequestId
+from legato.core.scheduling_policy import Fair, Fcfs, Order, Priority, Shortest
+from legato.cost.cost_model import CostModel
+from legato.cost.step_cost import StepCost
 
 LIVING, MAX_RUNNING, BUDGET, BLOCK, NUM_BLOCKS = 10, 6, 16, 4, 24
 SHORT, LONG, REPLY = (1, 12), (40, 70), (1, 12)
@@ -31,9 +32,9 @@ def longest_pause(order: Order, policy: PrefillPolicy, seed: int, *, num_steps: 
         max_running=MAX_RUNNING,
         num_blocks=NUM_BLOCKS,
         block_size=BLOCK,
-        policy=policy,
-        order=order,
-        replies=ReplyLengths(guess=4),
+        prefill_policy=policy,
+        policy=order,
+        output_lengths=OutputLengthEstimator(guess=4),
         min_chunk=4,
     )
     scheduler = rig.scheduler
@@ -49,10 +50,14 @@ def longest_pause(order: Order, policy: PrefillPolicy, seed: int, *, num_steps: 
             served[request.id] = step
         schedule = scheduler.schedule(0.0)
         scheduler.commit(schedule)
-        scheduler.complete(rig.runner.run(plan(scheduler, schedule)), 0.0)
+        scheduler.complete(rig.runner.run(plan(scheduler.state, schedule)), 0.0)
         served |= {run.request_id: step for run in schedule.runs}
         longest = max(longest, *(step - last for last in served.values()))
-        served = {i: last for i, last in served.items() if i in scheduler.running or i in scheduler.waiting}
+        served = {
+            i: last
+            for i, last in served.items()
+            if i in scheduler.state.running or i in scheduler.state.waiting
+        }
     return longest
 
 
@@ -85,7 +90,7 @@ def test_short_prompts_leave_a_long_one_its_chunk_however_far_it_is(target: floa
         max_running=32,
         num_blocks=1000,
         block_size=16,
-        order=Fair(),
+        policy=Fair(),
         timed=TargetBudget(512, model, target=target, min_chunk=16),
         min_chunk=16,
     )
@@ -93,7 +98,7 @@ def test_short_prompts_leave_a_long_one_its_chunk_however_far_it_is(target: floa
     rig.add("reply", 8, max_tokens=500)
     rig.step()
     rig.add("warm", [*common, 1], max_tokens=1)
-    while "warm" in scheduler.running or "warm" in scheduler.waiting:
+    while "warm" in scheduler.state.running or "warm" in scheduler.state.waiting:
         rig.step()
     rig.add("long", 1_500, max_tokens=1)
     rig.step()
@@ -102,9 +107,9 @@ def test_short_prompts_leave_a_long_one_its_chunk_however_far_it_is(target: floa
         for i in range(6):
             rig.add(f"{step}/{i}", [*common, step % 100, i, *range(8)], max_tokens=1)
         schedule = scheduler.schedule(0.0)
-        check_schedule(scheduler, schedule)
+        check_schedule(scheduler.state, schedule)
         scheduler.commit(schedule)
-        scheduler.complete(rig.runner.run(plan(scheduler, schedule)), 0.0)
+        scheduler.complete(rig.runner.run(plan(scheduler.state, schedule)), 0.0)
         if any(chunk.request_id == "long" for chunk in schedule.chunks):
             longest, last = max(longest, step - last), step
     assert longest <= 1 + OVERDUE_STEPS

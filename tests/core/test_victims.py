@@ -7,14 +7,15 @@ from hypothesis import strategies as st
 
 from legato.core.block_pool import BlockPool
 from legato.core.preemption import choose_victims, recompute_cost, seniority
-from legato.core.request import Request, RequestId, SamplingParams
+from legato.core.request import Request, RequestId
 from legato.core.sequence import Sequence
+from legato.sampling_params import SamplingParams
 
 SIZE = 4
 
 
 def is_needy(sequence: Sequence) -> bool:
-    return len(sequence.tokens) > len(sequence.blocks) * SIZE
+    return len(sequence.tokens) > len(sequence.block_table) * SIZE
 
 
 def obvious_victims(running: list[Sequence], pool: BlockPool) -> list[Sequence]:
@@ -22,17 +23,17 @@ def obvious_victims(running: list[Sequence], pool: BlockPool) -> list[Sequence]:
     left = [s for s in running if s is not min(running, key=seniority) and not s.guaranteed]
     victims: list[Sequence] = []
     while missing > 0 and left:
-        released = Counter(block for victim in victims for block in victim.blocks)
-        freed = {s: sum(pool.holders(b) - released[b] == 1 for b in s.blocks) for s in left}
+        released = Counter(block for victim in victims for block in victim.block_table)
+        freed = {s: sum(pool.num_holders(b) - released[b] == 1 for b in s.block_table) for s in left}
 
         def rank(sequence: Sequence, missing: int = missing, freed: dict[Sequence, int] = freed) -> object:
             own = is_needy(sequence)
             gain = min(own + freed[sequence], missing)
             if not gain:
-                return (1, 0, 0, -sequence.number)
+                return (1, 0, 0, -sequence.arrival_index)
             price = (SIZE + recompute_cost(sequence, gain - own, SIZE)) / gain
             weight = 1 + sequence.num_preemptions
-            return (0, -sequence.request.priority, price * weight, -sequence.number)
+            return (0, -sequence.request.priority, price * weight, -sequence.arrival_index)
 
         victims.append(min(left, key=rank))  # type: ignore[type-var,arg-type]
         left.remove(victims[-1])
@@ -55,7 +56,7 @@ def a_running(
     """One that holds `shared` and as many blocks of its own; a needy one has a token more than they hold."""
     shared = shared or []
     for block in shared:
-        pool.publish(block, block.to_bytes(2, "big"))
+        pool.register(block, block.to_bytes(2, "big"))
     pool.share(shared)
     own = pool.try_take(num_own)
     assert own is not None
@@ -68,9 +69,13 @@ def a_running(
         priority=priority,
     )
     sequence = Sequence(
-        request, number=number, chain=[b""], guaranteed=guaranteed, entry_step=0, entry_time=0.0
+        request, arrival_index=number, chain=[b""], guaranteed=guaranteed, arrival_step=0, arrival_virtual_time=0.0
     )
-    sequence.blocks, sequence.num_computed, sequence.num_preemptions = blocks, num_computed, num_preemptions
+    sequence.block_table, sequence.num_computed, sequence.num_preemptions = (
+        blocks,
+        num_computed,
+        num_preemptions,
+    )
     return sequence
 
 
@@ -117,7 +122,7 @@ def test_blocks_that_a_victim_leaves_to_one_other_make_that_one_cheaper() -> Non
         a_running(pool, number, num_own=1, num_computed=4, needy=True, guaranteed=True) for number in range(3)
     ]
     first = a_running(pool, 3, num_own=3, num_computed=12, needy=True, priority=1)
-    sharer = a_running(pool, 4, shared=first.blocks[:2], num_own=1, num_computed=11)
+    sharer = a_running(pool, 4, shared=first.block_table[:2], num_own=1, num_computed=11)
     short = a_running(pool, 5, num_own=1, num_computed=3)
     pool.try_take(pool.num_free)
     running = [*certain, first, sharer, short]

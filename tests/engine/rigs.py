@@ -5,16 +5,18 @@ import threading
 from collections.abc import Callable
 
 from legato.core.block_pool import BlockPool
-from legato.core.law import check_state
-from legato.core.plan import StepPlan, StepResult
-from legato.core.prefill import PrefillPolicy
-from legato.core.request import Request, RequestId, SamplingParams
-from legato.core.scheduler import Scheduler, SchedulerConfig
-from legato.core.stopping import FinishReason
+from legato.core.invariants import check_state
+from legato.core.lifecycle import FinishReason
+from legato.core.prefill_policy import PrefillPolicy
+from legato.core.request import Request, RequestId
+from legato.core.scheduler import Scheduler
+from legato.core.state import SchedulerConfig
+from legato.core.step_plan import StepPlan, StepResult
 from legato.engine.engine import Engine
 from legato.engine.fake import FakeRunner
 from legato.engine.protocol import Observer, Runner
 from legato.metrics.journal import StepRecord
+from legato.sampling_params import SamplingParams
 
 VOCAB = 250
 
@@ -103,6 +105,6 @@ def make_request(name: str, prompt: tuple[int, ...] = (1, 2, 3), max_tokens: int
 
 def assert_idle(engine: Engine) -> None:
     scheduler = engine.scheduler
-    check_state(scheduler)
-    assert not scheduler.has_work
-    assert scheduler.blocks.num_free == scheduler.blocks.num_blocks
+    check_state(scheduler.state)
+    assert not scheduler.state.has_work
+    assert scheduler.state.pool.num_free == scheduler.state.pool.num_blocks

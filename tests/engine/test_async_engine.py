@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 import pytest
 from rigs import Gate, Watcher, assert_idle, make_engine
 
-from legato.core.plan import StepPlan
-from legato.core.request import SamplingParams
-from legato.core.stopping import FinishReason
+from legato.core.lifecycle import FinishReason
+from legato.core.step_plan import StepPlan
 from legato.engine.async_engine import AsyncEngine, Stream
 from legato.engine.engine import Engine
 from legato.engine.fake import next_token
 from legato.engine.output import Delta, TextRules
 from legato.errors import ContextLengthError, RequestError, UnavailableError
+from legato.sampling_params import SamplingParams
 from legato.text.fake import FakeTokenizer
 from legato.text.stop import StopStrings
 

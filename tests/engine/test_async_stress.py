@@ -13,20 +13,22 @@ from hypothesis import strategies as st
 
 from legato.core.block_pool import BlockPool
 from legato.core.budget import TargetBudget
-from legato.core.cost import CostModel, StepCost
-from legato.core.law import check_state
-from legato.core.order import ORDERS
-from legato.core.plan import StepPlan
-from legato.core.prefill import Chunked, FillBudget, PrefillPolicy, WholePrompt
-from legato.core.request import SamplingParams
-from legato.core.scheduler import Scheduler, SchedulerConfig
-from legato.core.stopping import FinishReason
+from legato.core.invariants import check_state
+from legato.core.lifecycle import FinishReason
+from legato.core.prefill_policy import Chunked, FillBudget, PrefillPolicy, WholePrompt
+from legato.core.scheduler import Scheduler
+from legato.core.scheduling_policy import SCHEDULING_POLICIES
+from legato.core.state import SchedulerConfig
+from legato.core.step_plan import StepPlan
+from legato.cost.cost_model import CostModel
+from legato.cost.step_cost import StepCost
 from legato.engine.async_engine import AsyncEngine
 from legato.engine.engine import Engine
 from legato.engine.fake import FakeRunner, next_token
 from legato.engine.output import Delta, Terms, TextRules
 from legato.metrics.prometheus import Metrics
 from legato.metrics.timeline import Targets
+from legato.sampling_params import SamplingParams
 from legato.text.fake import FakeTokenizer
 
 VOCAB, BLOCK = 250, 4
@@ -113,7 +115,7 @@ async def client(served: AsyncEngine, draw: random.Random, number: int) -> Finis
     max_running=st.integers(1, 12),
     num_blocks=st.integers(40, 120),
     policy=st.sampled_from([FillBudget(), Chunked(7), WholePrompt()]),
-    order=st.sampled_from(sorted(ORDERS)),
+    order=st.sampled_from(sorted(SCHEDULING_POLICIES)),
     target=st.sampled_from([None, 1e-6, 0.025, 0.05, 0.2]),
     min_chunk=st.integers(1, 16),
     strict=st.booleans(),
@@ -144,10 +146,12 @@ def test_everybody_is_answered_and_nothing_is_left(
         BlockPool(num_blocks, BLOCK),
         prefill_policy=policy,
         budget=TargetBudget(budget, CostModel(), target=target, min_chunk=min_chunk),
-        order=ORDERS[order](budget),
+        policy=SCHEDULING_POLICIES[order](budget),
     )
     engine = Engine(scheduler, machine.runner, clock=machine.clock)
-    metrics = Metrics(model_name="fake", budget=budget, blocks=scheduler.blocks, targets=Targets(tpot=target))
+    metrics = Metrics(
+        model_name="fake", budget=budget, blocks=scheduler.state.pool, targets=Targets(tpot=target)
+    )
     engine.observe(metrics)
 
     async def scenario() -> list[FinishReason | None]:
@@ -165,9 +169,9 @@ def test_everybody_is_answered_and_nothing_is_left(
         return ends
 
     ends = asyncio.run(asyncio.wait_for(scenario(), 60))
-    check_state(scheduler)
-    assert not scheduler.has_work
-    assert scheduler.blocks.num_free == num_blocks
+    check_state(scheduler.state)
+    assert not scheduler.state.has_work
+    assert scheduler.state.pool.num_free == num_blocks
     assert not engine._progress._last
     page = metrics.render().decode()
     counted = {

@@ -3,8 +3,9 @@
 import pytest
 
 from legato.config import EngineSettings
-from legato.core.cost import CostModel, StepCost
-from legato.core.plan import StepPlan, StepResult
+from legato.core.step_plan import StepPlan, StepResult
+from legato.cost.cost_model import CostModel
+from legato.cost.step_cost import StepCost
 from legato.engine.calibration import calibrate, engine_seconds
 from legato.engine.fake import FakeRunner
 from legato.engine.scheduling import scheduler_config

@@ -12,9 +12,10 @@ from rigs import Watcher
 from legato import SamplingParams
 from legato.config import EngineSettings, ModelSettings
 from legato.core.block_pool import BlockPool
-from legato.core.prefill import Chunked
-from legato.core.replies import ReplyLengths
-from legato.core.scheduler import Scheduler, SchedulerConfig
+from legato.core.output_lengths import OutputLengthEstimator
+from legato.core.prefill_policy import Chunked
+from legato.core.scheduler import Scheduler
+from legato.core.state import SchedulerConfig
 from legato.engine.engine import Engine
 from legato.engine.llm import LLM, Completion
 from legato.text.grammar import Grammar, Grammars, json_source, regex_source
@@ -40,10 +41,10 @@ def llm(gemma_path: Path) -> LLM:
     return LLM.load(ModelSettings(model=str(gemma_path)), EngineSettings(num_blocks=64))
 
 
-class NoForesight(ReplyLengths):
+class NoForesight(OutputLengthEstimator):
     """Expects every reply to end at once, so that blocks run out."""
 
-    def remaining(self, generated: int) -> float:  # noqa: ARG002
+    def remaining(self, num_generated: int) -> float:  # noqa: ARG002
         return 1.0
 
 
@@ -53,8 +54,8 @@ def tight(llm: LLM, watcher: Watcher) -> LLM:
     config = SchedulerConfig(
         max_batch_tokens=16, max_running=4, max_model_len=160, vocab_size=llm.built.spec.vocab_size
     )
-    pool = BlockPool(5, engine.scheduler.blocks.block_size)
-    scheduler = Scheduler(config, pool, prefill_policy=Chunked(5), replies=NoForesight())
+    pool = BlockPool(5, engine.scheduler.state.pool.block_size)
+    scheduler = Scheduler(config, pool, prefill_policy=Chunked(5), output_lengths=NoForesight())
     small = Engine(scheduler, engine._runner, clock=engine.clock)
     small.observe(watcher)
     return LLM(replace(llm.built, engine=small))

@@ -6,10 +6,10 @@ import pytest
 from rigs import VOCAB, Watcher, assert_idle, make_engine, make_request
 
 from legato.core.events import FinishEvent, TokenEvent
-from legato.core.plan import StepPlan
-from legato.core.prefill import Chunked
+from legato.core.lifecycle import FinishReason
+from legato.core.prefill_policy import Chunked
 from legato.core.request import RequestId
-from legato.core.stopping import FinishReason
+from legato.core.step_plan import StepPlan
 from legato.engine.engine import Engine
 from legato.engine.fake import FakeRunner, next_token
 from legato.errors import StepError
@@ -48,7 +48,7 @@ def test_a_record_says_what_the_step_did() -> None:
     engine.step()
     record = watcher.records[0]
     assert (record.schedule.num_tokens, record.num_running, record.num_waiting) == (4, 1, 0)
-    assert (record.blocks_used, record.blocks_total, record.schedule.budget) == (2, 64, 8)
+    assert (record.blocks_used, record.blocks_total, record.schedule.token_budget) == (2, 64, 8)
     assert record.error is None
     assert record.elapsed > 0
     engine.step()

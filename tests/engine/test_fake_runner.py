@@ -2,9 +2,10 @@
 
 import pytest
 
-from legato.core.plan import ForwardBatch, ForwardSeq, SampleRow, StepPlan
-from legato.core.request import RequestId, SamplingParams
+from legato.core.request import RequestId
+from legato.core.step_plan import ForwardBatch, ForwardSeq, SampleRow, StepPlan
 from legato.engine.fake import FakeRunner, next_token
+from legato.sampling_params import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=1)
 TOKENS = tuple(range(3, 14))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.config import EngineSettings
-from legato.core.cost import StepShape
+from legato.cost.step_cost import StepShape
 from legato.engine import costs as costs_module
 from legato.engine.cost_file import CostFile, Sample, read_cost_file, write_cost_file
 from legato.engine.costs import step_costs

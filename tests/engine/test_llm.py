@@ -24,7 +24,7 @@ from legato import (
     StepError,
     UnavailableError,
 )
-from legato.core.plan import StepPlan, StepResult
+from legato.core.step_plan import StepPlan, StepResult
 
 FRANCE = [2, 818, 5279, 529, 7001, 563]
 ANSWER = (506, 5279, 529, 506, 2891, 529)
@@ -42,8 +42,8 @@ def greedy(max_tokens: int = 6, **params: object) -> SamplingParams:
 
 def assert_idle(llm: LLM) -> None:
     scheduler = llm.built.engine.scheduler
-    assert not scheduler.has_work
-    assert scheduler.blocks.num_used == 0
+    assert not scheduler.state.has_work
+    assert scheduler.state.pool.num_used == 0
 
 
 def test_texts_and_token_ids_give_the_same(llm: LLM) -> None:
@@ -162,7 +162,7 @@ def test_what_the_model_cannot_do_is_refused_at_the_start(gemma_path: Path) -> N
 
 def test_the_class_is_called_with_a_name_or_a_path_and_settings(gemma_path: Path) -> None:
     llm = LLM(gemma_path, max_num_seqs=2, num_blocks=64, block_size=16, max_model_len=300, dtype="float")
-    config = llm.built.engine.scheduler.config
+    config = llm.built.engine.scheduler.state.config
     assert (config.max_running, config.max_model_len) == (2, 300)
     assert llm.generate("The capital of France is", greedy(), show_progress=False)[0].token_ids == ANSWER
 

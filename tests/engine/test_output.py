@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legato.core.events import FinishEvent, TokenEvent
-from legato.core.plan import Sampled
-from legato.core.request import Request, RequestId, SamplingParams
-from legato.core.stopping import FinishReason
+from legato.core.lifecycle import FinishReason
+from legato.core.request import Request, RequestId
+from legato.core.step_plan import TokenLogprobs
 from legato.engine.output import Delta, Finish, Reply, TextRules
+from legato.sampling_params import SamplingParams
 from legato.text.fake import FakeTokenizer
 
 TOKENIZER = FakeTokenizer()
@@ -26,7 +27,7 @@ def feed(reply: Reply, ids: list[int], end: FinishReason | None) -> list[Delta]:
     deltas = []
     for i, token in enumerate(ids):
         last = i == len(ids) - 1
-        deltas.append(reply.push(TokenEvent(A, Sampled(token), end if last else None)))
+        deltas.append(reply.push(TokenEvent(A, TokenLogprobs(token), end if last else None)))
         if reply.finished:
             break
     return deltas
@@ -51,7 +52,7 @@ def test_an_unfinished_character_at_the_end_is_shown_as_the_whole_decode_shows_i
 def test_a_stop_token_adds_no_text_but_is_reported() -> None:
     deltas = feed(reply(), [*b"ab", 99], FinishReason.STOP)
     assert text(deltas) == "ab"
-    assert deltas[-1] == Delta("", Sampled(99), Finish(FinishReason.STOP, 99))
+    assert deltas[-1] == Delta("", TokenLogprobs(99), Finish(FinishReason.STOP, 99))
 
 
 def test_a_first_token_that_ends_the_reply_gives_an_empty_text() -> None:

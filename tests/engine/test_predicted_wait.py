@@ -10,16 +10,18 @@ import pytest
 
 from legato.core.block_pool import BlockPool
 from legato.core.budget import TargetBudget
-from legato.core.cost import CostModel, StepCost
 from legato.core.events import TokenEvent
-from legato.core.plan import Sampled, StepPlan, StepResult
-from legato.core.request import SamplingParams
-from legato.core.scheduler import Scheduler, SchedulerConfig
-from legato.core.stopping import FinishReason
+from legato.core.lifecycle import FinishReason
+from legato.core.scheduler import Scheduler
+from legato.core.state import SchedulerConfig
+from legato.core.step_plan import StepPlan, StepResult, TokenLogprobs
+from legato.cost.cost_model import CostModel
+from legato.cost.step_cost import StepCost
 from legato.engine.async_engine import PACE_FROM, AsyncEngine, Stream
 from legato.engine.engine import Engine
 from legato.engine.fake import FakeRunner
 from legato.errors import QueueFullError
+from legato.sampling_params import SamplingParams
 from legato.text.fake import FakeTokenizer
 
 PROMPT = [1] * 100
@@ -74,17 +76,17 @@ def test_waiting_is_limited_by_the_pace_of_the_last_prompts() -> None:
             await engine.start()
             streams = [submit(engine, stack) for _ in range(PACE_FROM + 3)]
             until = time.monotonic() + 10
-            while not engine.engine.scheduler.running and time.monotonic() < until:
+            while not engine.engine.scheduler.state.running and time.monotonic() < until:
                 await asyncio.sleep(0.005)
             for stream in streams[:PACE_FROM]:
                 clock.now += 5
-                engine._dispatch((TokenEvent(stream.request.id, Sampled(97), None, 0),))
+                engine._dispatch((TokenEvent(stream.request.id, TokenLogprobs(97), None, 0),))
             with pytest.raises(QueueFullError, match="predicted to take 15 s, at most 12 s") as caught:
                 submit(engine, stack)
             assert caught.value.retry_after_s == 3
             with pytest.raises(QueueFullError), engine.reserve(1, 0):
                 pass
-            engine._dispatch((TokenEvent(streams[PACE_FROM].request.id, Sampled(97), None, 0),))
+            engine._dispatch((TokenEvent(streams[PACE_FROM].request.id, TokenLogprobs(97), None, 0),))
             submit(engine, stack)  # two prompts are 10 s
 
     asyncio.run(main())
@@ -98,11 +100,11 @@ def test_waiting_is_limited_by_the_pace_at_which_requests_end() -> None:
             await engine.start()
             streams = [submit(engine, stack) for _ in range(PACE_FROM + 20)]
             until = time.monotonic() + 10
-            while not engine.engine.scheduler.running and time.monotonic() < until:
+            while not engine.engine.scheduler.state.running and time.monotonic() < until:
                 await asyncio.sleep(0.005)
             for stream in streams[:PACE_FROM]:
                 clock.now += 10
-                event = TokenEvent(stream.request.id, Sampled(97), FinishReason.LENGTH, 0)
+                event = TokenEvent(stream.request.id, TokenLogprobs(97), FinishReason.LENGTH, 0)
                 engine._dispatch((event,))
             with pytest.raises(QueueFullError, match="predicted to take"):
                 submit(engine, stack)

@@ -10,8 +10,8 @@ import pytest
 from rigs import make_engine, make_request
 
 from legato.core.events import Event, ProgressEvent
-from legato.core.plan import StepPlan
 from legato.core.request import RequestId
+from legato.core.step_plan import StepPlan
 from legato.engine.engine import Engine
 
 Told = list[tuple[str, int, int, int, int | None]]

@@ -6,9 +6,9 @@ import random
 import pytest
 from rigs import Gate, assert_idle, make_engine
 
-from legato.core.request import SamplingParams
 from legato.engine.async_engine import AsyncEngine, Room, Stream
 from legato.errors import QueueFullError, RequestError, UnavailableError
+from legato.sampling_params import SamplingParams
 from legato.text.fake import FakeTokenizer
 
 MAX_RUNNING, MAX_WAITING, MAX_TOKENS = 8, 12, 60

@@ -8,14 +8,16 @@ from hypothesis import strategies as st
 
 from legato.config import EngineSettings
 from legato.core.block_pool import BlockPool
-from legato.core.cost import CostModel, StepCost, shape_of
-from legato.core.plan import StepPlan
-from legato.core.request import Request, RequestId, SamplingParams
+from legato.core.request import Request, RequestId
+from legato.core.step_plan import StepPlan
+from legato.cost.cost_model import CostModel
+from legato.cost.step_cost import StepCost, shape_of
 from legato.engine.calibration import calibrate
 from legato.engine.engine import Engine
 from legato.engine.fake import FakeRunner
 from legato.engine.scheduling import automatic_target, make_scheduler, resolve_target, scheduler_config
 from legato.metrics.timeline import RequestTimeline, Targets, Timelines
+from legato.sampling_params import SamplingParams
 
 TRUE = StepCost(step=0.012, head=0.006, decode=1.5e-3, prefill=6e-4, context=3e-7, pair=4e-8)
 VOCAB, STREAMS, LONG = 250, 8, 2_000

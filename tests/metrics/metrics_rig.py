@@ -12,18 +12,20 @@ from prometheus_client.parser import text_string_to_metric_families
 from legato.core.block_pool import BlockPool
 from legato.core.budget import Budget
 from legato.core.events import Event, ProgressEvent, PromptEvent, TokenEvent
-from legato.core.order import Fcfs
-from legato.core.plan import StepPlan
-from legato.core.prefill import PrefillPolicy
-from legato.core.replies import ReplyLengths
-from legato.core.request import Request, RequestId, SamplingParams
-from legato.core.scheduler import Scheduler, SchedulerConfig
-from legato.core.stopping import FinishReason
+from legato.core.lifecycle import FinishReason
+from legato.core.output_lengths import OutputLengthEstimator
+from legato.core.prefill_policy import PrefillPolicy
+from legato.core.request import Request, RequestId
+from legato.core.scheduler import Scheduler
+from legato.core.scheduling_policy import Fcfs
+from legato.core.state import SchedulerConfig
+from legato.core.step_plan import StepPlan
 from legato.engine.engine import Engine
 from legato.engine.fake import FakeRunner
 from legato.metrics.journal import StepRecord
 from legato.metrics.prometheus import Metrics
 from legato.metrics.timeline import NO_TARGETS, RequestTimeline, StepChanges, Targets, Timelines
+from legato.sampling_params import SamplingParams
 
 COMMON = {"model_name": "fake", "engine": "0"}
 TTFT = "vllm:time_to_first_token_seconds"
@@ -48,10 +50,10 @@ class FakeClock:
         self.now += seconds
 
 
-class NoForesight(ReplyLengths):
+class NoForesight(OutputLengthEstimator):
     """Expects every reply to end with the next token but one, so that pools run out."""
 
-    def remaining(self, generated: int) -> float:  # noqa: ARG002
+    def remaining(self, num_generated: int) -> float:  # noqa: ARG002
         return 2.0
 
 
@@ -182,7 +184,7 @@ def make_world(
     pool = BlockPool(num_blocks, block_size)
     metrics = Metrics(model_name="fake", budget=budget, blocks=pool, targets=targets)
     scheduler = Scheduler(
-        config, pool, prefill_policy=policy, budget=timed, order=Fcfs(), replies=NoForesight()
+        config, pool, prefill_policy=policy, budget=timed, policy=Fcfs(), output_lengths=NoForesight()
     )
     engine = Engine(scheduler, runner, clock=clock)
     engine.observe(watcher)

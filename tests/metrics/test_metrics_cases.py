@@ -19,8 +19,8 @@ from metrics_rig import (
     make_world,
 )
 
-from legato.core.plan import StepPlan
-from legato.core.prefill import Chunked, WholePrompt
+from legato.core.prefill_policy import Chunked, WholePrompt
+from legato.core.step_plan import StepPlan
 from legato.errors import RequestError
 from legato.metrics.prometheus import Metrics
 
@@ -78,8 +78,8 @@ def test_g_01_no_history_makes_a_counter_fall_or_an_observer_raise(
         fallen = {key for key, value in after.items() if key[0] != "gauge" and value < before[key]}
         assert not fallen
         before = after
-        assert after["gauge", "vllm:num_requests_running", ()] == len(scheduler.running)
-        assert after["gauge", "vllm:num_requests_waiting", ()] == len(scheduler.waiting)
+        assert after["gauge", "vllm:num_requests_running", ()] == len(scheduler.state.running)
+        assert after["gauge", "vllm:num_requests_waiting", ()] == len(scheduler.state.waiting)
     assert_agrees_with_the_client(world)
     tokens = sum(world.sample("legato_step_tokens_total", kind=kind) for kind in ("prefill", "decode"))
     assert world.sample("legato_recomputed_tokens_total") == tokens - len(computed)

@@ -26,9 +26,9 @@ from metrics_rig import (
 
 from legato.core.block_pool import BlockPool
 from legato.core.budget import TargetBudget
-from legato.core.cost import CostModel
-from legato.core.plan import StepPlan
-from legato.core.stopping import FinishReason
+from legato.core.lifecycle import FinishReason
+from legato.core.step_plan import StepPlan
+from legato.cost.cost_model import CostModel
 from legato.metrics import prometheus
 from legato.metrics.http_series import HttpSeries
 from legato.metrics.process_series import ProcessSeries
@@ -104,7 +104,7 @@ def test_steps_are_timed_by_what_is_in_them() -> None:
 
 def test_a_failed_step_counts_as_failed_and_its_requests_as_errors() -> None:
     def fails_once(_: StepPlan) -> float:
-        if world.engine.scheduler.step == 2:
+        if world.engine.scheduler.state.step == 2:
             raise RuntimeError("broken")
         return 1.0
 

@@ -6,10 +6,11 @@ import pytest
 from metrics_rig import World, make_world
 
 from legato.core.budget import TargetBudget
-from legato.core.cost import CostModel, StepCost
-from legato.core.plan import StepPlan
+from legato.core.lifecycle import FinishReason
 from legato.core.request import RequestId
-from legato.core.stopping import FinishReason
+from legato.core.step_plan import StepPlan
+from legato.cost.cost_model import CostModel
+from legato.cost.step_cost import StepCost
 from legato.metrics.target_log import TargetLog
 from legato.metrics.timeline import RequestTimeline, Targets
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 from metrics_rig import make_world
 
-from legato.core.plan import StepPlan
+from legato.core.step_plan import StepPlan
 from legato.metrics.throughput import ThroughputLog
 
 

@@ -3,17 +3,17 @@
 import pytest
 from metrics_rig import World, make_world
 
-from legato.core.plan import StepPlan
-from legato.core.prefill import Chunked
+from legato.core.lifecycle import FinishReason
+from legato.core.prefill_policy import Chunked
 from legato.core.request import RequestId
-from legato.core.stopping import FinishReason
+from legato.core.step_plan import StepPlan
 from legato.metrics.timeline import RequestTimeline
 
 
 def assert_nothing_left(world: World) -> None:
     timelines = world.watcher.timelines
     assert (timelines.num_running, timelines.num_waiting) == (0, 0)
-    assert world.engine.scheduler.blocks.num_used == 0
+    assert world.engine.scheduler.state.pool.num_used == 0
 
 
 def test_a_prompt_of_three_chunks_gets_one_ttft_and_the_formulas_of_its_stamps() -> None:
@@ -116,7 +116,7 @@ def test_an_abort_in_every_state_ends_the_timeline_and_leaves_nothing(
     world.submit("b", num_prompt=8, max_tokens=3)
     world.step(steps)
     scheduler = world.engine.scheduler
-    b = scheduler.sequence(RequestId("b"))
+    b = scheduler.state.sequence(RequestId("b"))
     assert b.status.value == {"waiting": "waiting", "preempted": "preempted"}.get(state, "running")
     world.abort("b")
     timeline = world.watcher.finished["b"]
@@ -139,7 +139,7 @@ def test_a_stop_string_ends_a_timeline_when_the_engine_is_told() -> None:
 
 def test_a_failed_step_ends_those_in_it_and_computes_nothing() -> None:
     def fails_at_the_second_step(_: StepPlan) -> float:
-        if world.engine.scheduler.step == 2:
+        if world.engine.scheduler.state.step == 2:
             raise RuntimeError("broken")
         return 1.0
 
@@ -155,7 +155,7 @@ def test_a_failed_step_ends_those_in_it_and_computes_nothing() -> None:
 
 def test_an_abort_while_its_step_is_in_flight_is_not_brought_back_by_the_record() -> None:
     def aborts_in_the_second_step(_: StepPlan) -> float:
-        if world.engine.scheduler.step == 2:
+        if world.engine.scheduler.state.step == 2:
             world.abort("r")
         return 1.0
 

@@ -127,9 +127,9 @@ def test_an_end_without_a_row_of_the_embedding_is_refused(folder: Path, key: str
 def test_a_cache_smaller_than_the_models_context_lowers_it_or_refuses_more(model_folder: Path) -> None:
     """D-02: what is served is what fits, and it is told; to ask for more ends the start."""
     built = load(model_folder)
-    blocks = built.engine.scheduler.blocks
+    blocks = built.engine.scheduler.state.pool
     capacity = blocks.num_blocks * blocks.block_size
-    assert built.max_model_len == built.engine.scheduler.config.max_model_len == capacity
+    assert built.max_model_len == built.engine.scheduler.state.config.max_model_len == capacity
     assert capacity < built.spec.max_position
     assert f"at most {capacity} tokens" in built.choices["context"]
     with pytest.raises(ConfigError, match=f"max_model_len is {capacity + 1}; .* holds {capacity} tokens"):

@@ -9,8 +9,8 @@ import torch
 from runner_steps import CPU, GREEDY, Stream, step
 
 from legato.attention.reference import ReferenceAttention
-from legato.core.plan import ForwardBatch, ForwardSeq, Sampled, StepPlan
 from legato.core.request import RequestId
+from legato.core.step_plan import ForwardBatch, ForwardSeq, StepPlan, TokenLogprobs
 from legato.models.decoder import Decoder
 from legato.models.load import open_model
 from legato.models.source import resolve
@@ -97,7 +97,7 @@ def _nll(model: Loaded, hidden: torch.Tensor, following: list[int]) -> float:
     return -float(logprobs.gather(1, torch.tensor(following)[:, None]).double().sum())
 
 
-def follow(model: Loaded, cases: list[Case], chunk: int) -> list[list[Sampled]]:
+def follow(model: Loaded, cases: list[Case], chunk: int) -> list[list[TokenLogprobs]]:
     """Greedy replies of all cases in one mixed batch, prefilled in chunks.
 
     Each step's token is replaced by the recorded one, so that a choice that may fall either way does not end
@@ -109,18 +109,18 @@ def follow(model: Loaded, cases: list[Case], chunk: int) -> list[list[Sampled]]:
         blocks = tuple(range(next_block, next_block + needed))[::-1]
         streams.append(Stream(blocks, case.prompt, replace(GREEDY, logprobs=8), id=str(i)))
         next_block += needed
-    replies: list[list[Sampled]] = [[] for _ in cases]
+    replies: list[list[TokenLogprobs]] = [[] for _ in cases]
     while going := [i for i, case in enumerate(cases) if len(replies[i]) < len(case.greedy)]:
         step(model.runner, [(streams[i], chunk) for i in going])
         for i in going:
             if len(streams[i].sampled) > len(replies[i]):
                 recorded = cases[i].greedy[len(replies[i])]
                 replies[i].append(streams[i].sampled[-1])
-                streams[i].sampled[-1] = Sampled(recorded)
+                streams[i].sampled[-1] = TokenLogprobs(recorded)
     return replies
 
 
-def differences(reply: list[Sampled], case: Case) -> list[str]:
+def differences(reply: list[TokenLogprobs], case: Case) -> list[str]:
     """Where a reply is not the recorded one; empty when it is.
 
     The last prompt position's five best ids must be there with their log-probabilities, and nothing may stand

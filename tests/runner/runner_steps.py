@@ -6,14 +6,15 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from legato.attention.reference import ReferenceAttention
-from legato.core.plan import ForwardBatch, ForwardSeq, Sampled, SampleRow, StepPlan
-from legato.core.request import RequestId, SamplingParams
+from legato.core.request import RequestId
+from legato.core.step_plan import ForwardBatch, ForwardSeq, SampleRow, StepPlan, TokenLogprobs
 from legato.models.decoder import Decoder
 from legato.models.linear import DenseLinear, LinearFactory
 from legato.models.projection import TorchOps
 from legato.models.spec import LayerSpec, ModelSpec, RopeSpec
 from legato.runner.kv_cache import KVCache
 from legato.runner.runner import TorchRunner
+from legato.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 4
@@ -90,7 +91,7 @@ class Stream:
     params: SamplingParams = GREEDY
     id: str = "a"
     computed: int = 0
-    sampled: list[Sampled] = field(default_factory=list)
+    sampled: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def generated(self) -> list[int]:

@@ -6,8 +6,9 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from legato.core.plan import SampleRow
-from legato.core.request import RequestId, SamplingParams
+from legato.core.request import RequestId
+from legato.core.step_plan import SampleRow
+from legato.sampling_params import SamplingParams
 
 Row = npt.NDArray[np.float64]
 

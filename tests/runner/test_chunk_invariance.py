@@ -6,9 +6,9 @@ import pytest
 import torch
 from runner_steps import GEMMA, GREEDY, LLAMA, VOCAB, Stream, complete, random_prompt, step, tiny_runner
 
-from legato.core.plan import Sampled
-from legato.core.request import SamplingParams
+from legato.core.step_plan import TokenLogprobs
 from legato.models.spec import ModelSpec
+from legato.sampling_params import SamplingParams
 
 TOLERANCE = 1e-4
 SCATTERED = (37, 5, 60, 0, 22, 41, 9, 58, 13, 2, 50, 31, 17, 44, 26, 63, 8, 35, 20, 11)
@@ -17,12 +17,12 @@ SEES_ALL = replace(GREEDY, logprobs=VOCAB)
 families = pytest.mark.parametrize("spec", [LLAMA, GEMMA], ids=["llama", "gemma"])
 
 
-def distributions(sampled: list[Sampled]) -> torch.Tensor:
+def distributions(sampled: list[TokenLogprobs]) -> torch.Tensor:
     """[tokens, V]: the log-probability of every id at every generated token."""
     return torch.tensor([[logprob for _, logprob in sorted(one.top)] for one in sampled])
 
 
-def margins(sampled: list[Sampled]) -> list[float]:
+def margins(sampled: list[TokenLogprobs]) -> list[float]:
     return [one.top[0][1] - one.top[1][1] for one in sampled]
 
 

@@ -14,19 +14,22 @@ from runner_steps import GEMMA, LLAMA, VOCAB, random_prompt, tiny_weights
 from legato.attention.cpu import CpuAttention
 from legato.core.block_pool import BlockPool
 from legato.core.events import TokenEvent
-from legato.core.law import check_schedule, check_state
-from legato.core.order import Fair, Fcfs, Order, Priority, Shortest
-from legato.core.plan import Sampled, plan
-from legato.core.prefill import Chunked, FillBudget, PrefillPolicy
-from legato.core.replies import ReplyLengths
-from legato.core.request import Request, RequestId, SamplingParams
+from legato.core.invariants import check_schedule, check_state
+from legato.core.output_lengths import OutputLengthEstimator
+from legato.core.plan import plan
+from legato.core.prefill_policy import Chunked, FillBudget, PrefillPolicy
+from legato.core.request import Request, RequestId
 from legato.core.schedule import Reason, Schedule
-from legato.core.scheduler import Scheduler, SchedulerConfig
+from legato.core.scheduler import Scheduler
+from legato.core.scheduling_policy import Fair, Fcfs, Order, Priority, Shortest
+from legato.core.state import SchedulerConfig
+from legato.core.step_plan import TokenLogprobs
 from legato.models.decoder import Decoder
 from legato.models.spec import ModelSpec
 from legato.runner.backends import layer_ops
 from legato.runner.kv_cache import KVCache
 from legato.runner.runner import TorchRunner
+from legato.sampling_params import SamplingParams
 
 BLOCK = 4
 SIZES = {"head_dim": 32, "intermediate_size": 64}
@@ -37,10 +40,10 @@ families = pytest.mark.parametrize("family", SPECS)
 PREFIX = random_prompt(24, seed=99)
 
 
-class Blind(ReplyLengths):
+class Blind(OutputLengthEstimator):
     """Expects every reply to end at once, so that small pools run out."""
 
-    def remaining(self, generated: int) -> float:  # noqa: ARG002
+    def remaining(self, num_generated: int) -> float:  # noqa: ARG002
         return 1.0
 
 
@@ -54,7 +57,7 @@ class Bench:
     order: Order = field(default_factory=Fair)
     policy: PrefillPolicy = field(default_factory=FillBudget)
     prefix_cache: bool = True
-    replies: dict[str, list[Sampled]] = field(default_factory=dict)
+    replies: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     cached: dict[str, int] = field(default_factory=dict)
     schedules: list[Schedule] = field(default_factory=list)
 
@@ -68,7 +71,7 @@ class Bench:
         )
         pool = BlockPool(self.num_blocks, BLOCK)
         self.scheduler = Scheduler(
-            config, pool, prefill_policy=self.policy, order=self.order, replies=Blind()
+            config, pool, prefill_policy=self.policy, policy=self.order, output_lengths=Blind()
         )
         decoder = Decoder(self.spec, tiny_weights(self.spec), attention=ATTENTION, ops=OPS)
         cache = KVCache(
@@ -93,22 +96,24 @@ class Bench:
 
     def step(self) -> Schedule:
         schedule = self.scheduler.schedule(0.0)
-        check_schedule(self.scheduler, schedule)
+        check_schedule(self.scheduler.state, schedule)
         self.scheduler.commit(schedule)
-        for event in self.scheduler.complete(self.runner.run(plan(self.scheduler, schedule)), 0.0):
+        for event in self.scheduler.complete(self.runner.run(plan(self.scheduler.state, schedule)), 0.0):
             assert isinstance(event, TokenEvent)
             self.replies[event.request_id].append(event.sampled)
             self.cached[event.request_id] = event.num_cached
         self.schedules.append(schedule)
-        check_state(self.scheduler)
+        check_state(self.scheduler.state)
         return schedule
 
     def run(self) -> None:
-        while self.scheduler.has_work:
+        while self.scheduler.state.has_work:
             self.step()
 
 
-def alone(spec: ModelSpec, prompt: Sequence[int], max_tokens: int = 8, **params: object) -> list[Sampled]:
+def alone(
+    spec: ModelSpec, prompt: Sequence[int], max_tokens: int = 8, **params: object
+) -> list[TokenLogprobs]:
     """The reply of a run alone, in one piece, without any cache."""
     bench = Bench(spec, budget=1000, prefix_cache=False)
     bench.add("alone", prompt, max_tokens, **params)
@@ -178,9 +183,9 @@ def test_a_pool_in_which_all_are_preempted_gives_the_replies_of_runs_alone(
         prompt = [*PREFIX[: 4 * (i % 3)], *random_prompt(6 + i, seed=i)]
         bench.add(f"r{i}", prompt, 20, **kinds[i % 2])
         wanted[f"r{i}"] = alone(spec, prompt, 20, **kinds[i % 2])
-    while bench.scheduler.has_work:
+    while bench.scheduler.state.has_work:
         bench.step()
-        bench.scheduler.caution = 0.0
+        bench.scheduler.state.caution = 0.0
     lost = [request_id for schedule in bench.schedules for request_id in schedule.preempted]
     assert len(set(lost)) >= 3
     again = [

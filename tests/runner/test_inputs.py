@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runner_steps import CPU, GREEDY
 
-from legato.core.plan import ForwardBatch, ForwardSeq, SampleRow, StepPlan
 from legato.core.request import RequestId
+from legato.core.step_plan import ForwardBatch, ForwardSeq, SampleRow, StepPlan
 from legato.runner.inputs import build_inputs
 
 
@@ -40,7 +40,7 @@ def test_every_token_gets_the_position_slot_and_row_that_the_definition_says(
             position = seq.start + offset
             tokens.append(token)
             positions.append(position)
-            slots.append(seq.blocks[position // block_size] * block_size + position % block_size)
+            slots.append(seq.block_table[position // block_size] * block_size + position % block_size)
         query_start.append(len(tokens))
         last_rows.append(len(tokens) - 1)
     inputs = build_inputs(plan, block_size=block_size, device=CPU)
@@ -50,9 +50,9 @@ def test_every_token_gets_the_position_slot_and_row_that_the_definition_says(
     assert inputs.batch.slots.tolist() == slots
     assert inputs.batch.query_start.tolist() == query_start
     assert inputs.batch.start.tolist() == [seq.start for seq in plan.batch.seqs]
-    width = max(len(seq.blocks) for seq in plan.batch.seqs)
+    width = max(len(seq.block_table) for seq in plan.batch.seqs)
     assert inputs.batch.block_table.tolist() == [
-        [*seq.blocks, *[0] * (width - len(seq.blocks))] for seq in plan.batch.seqs
+        [*seq.block_table, *[0] * (width - len(seq.block_table))] for seq in plan.batch.seqs
     ]
 
 

@@ -10,11 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from legato.core.plan import Fault, Sampled, SampleRow
-from legato.core.request import RequestId, SamplingParams
-from legato.core.stopping import FinishReason
+from legato.core.lifecycle import FinishReason
+from legato.core.request import RequestId
+from legato.core.step_plan import SampleRow, SamplingFailure, TokenLogprobs
 from legato.errors import ConstraintError
 from legato.runner.sampler import sample
+from legato.sampling_params import SamplingParams
 
 VOCAB = 1003
 
@@ -83,7 +84,7 @@ def test_log_probabilities_are_the_models_before_the_mask() -> None:
     params = SamplingParams(max_tokens=9, temperature=0.0, logprobs=1)
     (got,) = sample(logits, (row_of(params, frozenset((5,))),))
     logprobs = logits[0].log_softmax(0)
-    assert got == Sampled(5, float(logprobs[5]), ((7, float(logprobs[7])),))
+    assert got == TokenLogprobs(5, float(logprobs[5]), ((7, float(logprobs[7])),))
 
 
 def test_a_constraint_that_fails_is_a_fault_of_its_row_alone() -> None:
@@ -91,8 +92,8 @@ def test_a_constraint_that_fails_is_a_fault_of_its_row_alone() -> None:
     logits = torch.randn(3, VOCAB)
     rows = [row_of(params, tokens) for tokens in (None, frozenset[int](), frozenset((5,)))]
     first, failed, last = sample(logits, rows)
-    assert failed.fault == Fault(FinishReason.CONSTRAINT, "nothing after 3")
-    assert (first.fault, last.fault, last.token) == (None, None, 5)
+    assert failed == SamplingFailure(FinishReason.CONSTRAINT, "nothing after 3")
+    assert (isinstance(first, TokenLogprobs), last.token) == (True, 5)
     assert first.token == int(logits[0].argmax())
 
 

@@ -9,10 +9,11 @@ from runner_steps import VOCAB, random_prompt, tiny_weights
 from test_exact_schedules import ATTENTION, BLOCK, OPS, PREFIX, SPECS, Bench
 
 from legato.core.events import PromptEvent
-from legato.core.law import check_state
-from legato.core.plan import ForwardBatch, ForwardSeq, Sampled, StepPlan, plan
-from legato.core.prefill import Chunked
+from legato.core.invariants import check_state
+from legato.core.plan import plan
+from legato.core.prefill_policy import Chunked
 from legato.core.request import RequestId
+from legato.core.step_plan import ForwardBatch, ForwardSeq, StepPlan, TokenLogprobs
 from legato.models.decoder import Decoder
 from legato.models.spec import ModelSpec
 from legato.runner import score
@@ -23,20 +24,20 @@ PROMPT = [*PREFIX, *random_prompt(13, seed=5)]
 families = pytest.mark.parametrize("family", SPECS)
 
 
-def scores(bench: Bench, *names: str) -> dict[str, list[Sampled]]:
+def scores(bench: Bench, *names: str) -> dict[str, list[TokenLogprobs]]:
     """Run until nothing is left; what was said of the prompts."""
-    told: dict[str, list[Sampled]] = {name: [] for name in names}
-    while bench.scheduler.has_work:
+    told: dict[str, list[TokenLogprobs]] = {name: [] for name in names}
+    while bench.scheduler.state.has_work:
         schedule = bench.scheduler.schedule(0.0)
         bench.scheduler.commit(schedule)
-        for event in bench.scheduler.complete(bench.runner.run(plan(bench.scheduler, schedule)), 0.0):
+        for event in bench.scheduler.complete(bench.runner.run(plan(bench.scheduler.state, schedule)), 0.0):
             if isinstance(event, PromptEvent):
                 told[event.request_id] += event.scored
-        check_state(bench.scheduler)
+        check_state(bench.scheduler.state)
     return told
 
 
-def scores_of(spec: ModelSpec, chunk: int, num_top: int = VOCAB) -> list[Sampled]:
+def scores_of(spec: ModelSpec, chunk: int, num_top: int = VOCAB) -> list[TokenLogprobs]:
     bench = Bench(spec, budget=64, policy=Chunked(chunk))
     bench.add("a", PROMPT, max_tokens=1, prompt_logprobs=num_top)
     return scores(bench, "a")["a"]

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sampler_oracle import distribution, make_row
 
-from legato.core.request import SamplingParams
 from legato.runner.random import random64
 from legato.runner.sampler import sample
+from legato.sampling_params import SamplingParams
 
 DRAWS = 20_000
 seeds = st.integers(-(2**63), 2**63 - 1)

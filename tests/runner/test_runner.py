@@ -24,9 +24,9 @@ from torch import Tensor
 from legato.attention.base import AttentionBackend
 from legato.attention.cpu import CpuAttention
 from legato.attention.reference import ReferenceAttention
-from legato.core.plan import ForwardBatch, ForwardSeq, SampleRow, StepPlan
-from legato.core.request import RequestId, SamplingParams
-from legato.core.stopping import FinishReason
+from legato.core.lifecycle import FinishReason
+from legato.core.request import RequestId
+from legato.core.step_plan import ForwardBatch, ForwardSeq, SampleRow, StepPlan
 from legato.errors import ConfigError
 from legato.machine import Processors
 from legato.models.decoder import Decoder
@@ -35,6 +35,7 @@ from legato.runner import device
 from legato.runner.device import choose_device, describe_device, set_threads
 from legato.runner.kv_cache import KVCache
 from legato.runner.runner import TorchRunner
+from legato.sampling_params import SamplingParams
 
 
 class WatchedHead:
@@ -126,12 +127,12 @@ def test_values_too_large_for_a_float16_cache_end_with_a_word_on_the_remedy(
         assert len(complete(TorchRunner(decoder, cache), stream, 1).sampled) == 1
         return
     (sampled,) = complete(TorchRunner(decoder, cache), stream, 1).sampled
-    assert sampled.fault is not None
-    assert sampled.fault.reason is FinishReason.ERROR
+    assert isinstance(sampled, SamplingFailure)
+    assert sampled.reason is FinishReason.ERROR
     assert re.match(
-        r"no token .* nan; K and V are kept as float16.*--kv-dtype float32", sampled.fault.message
+        r"no token .* nan; K and V are kept as float16.*--kv-dtype float32", sampled.message
     )
-    assert f"request a: {sampled.fault.message}" in caplog.text
+    assert f"request a: {sampled.message}" in caplog.text
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -140,8 +141,8 @@ def test_a_choice_that_bans_every_token_has_nothing_to_do_with_the_cache(dtype: 
     cache = KVCache(LLAMA, num_blocks=4, block_size=4, dtype=dtype, device=CPU)
     everything = SamplingParams(max_tokens=9, min_tokens=9, stop_token_ids=frozenset(range(VOCAB)))
     (sampled,) = complete(TorchRunner(decoder, cache), Stream((1,), [7, 3], everything), 1).sampled
-    assert sampled.fault is not None
-    assert sampled.fault.message.endswith("the highest logit is -inf")
+    assert isinstance(sampled, SamplingFailure)
+    assert sampled.message.endswith("the highest logit is -inf")
 
 
 @pytest.mark.parametrize("attention", [ReferenceAttention(), CpuAttention()], ids=lambda one: one.name)
@@ -158,7 +159,7 @@ def test_a_request_whose_numbers_break_breaks_alone(attention: AttentionBackend)
     assert 7 not in alone
     sound, broken = Stream((0, 1, 2), prompt, GREEDY), Stream((3, 4, 5), [3, 7, 5, 4, 8], GREEDY, id="broken")
     step(runner, [(sound, 9), (broken, 9)])
-    assert broken.sampled[0].fault is not None
+    assert isinstance(broken.sampled[0], SamplingFailure)
     assert complete(runner, sound, 5).generated == alone
     assert complete(runner, Stream((3, 4, 5), prompt, GREEDY), 5).generated == alone
 

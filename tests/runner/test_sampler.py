@@ -20,13 +20,13 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from legato.core.plan import Fault, Sampled, SampleRow
-from legato.core.request import SamplingParams
-from legato.core.stopping import FinishReason
+from legato.core.lifecycle import FinishReason
+from legato.core.step_plan import SampleRow, SamplingFailure, TokenLogprobs
 from legato.runner.adjust import adjust, is_adjusted
 from legato.runner.draw import best, draw
 from legato.runner.random import random64
 from legato.runner.sampler import sample
+from legato.sampling_params import SamplingParams
 
 V = 61
 GREEDY = SamplingParams(max_tokens=99, temperature=0.0)
@@ -37,7 +37,7 @@ def random_logits(rows: int, vocab: int = V, *, seed: int = 0, scale: float = 3.
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def sample_one(logits: Tensor, row: SampleRow) -> Sampled:
+def sample_one(logits: Tensor, row: SampleRow) -> TokenLogprobs:
     return sample(logits[None], (row,))[0]
 
 
@@ -262,7 +262,7 @@ def test_logits_that_allow_no_choice_are_a_fault_of_their_row_alone(
     logits[place, 40] = value
     for i, one in enumerate(sample(logits, batch)):
         if i == place:
-            assert one == Sampled(-1, fault=Fault(FinishReason.ERROR, f"{NO_CHOICE} {value}"))
+            assert one == SamplingFailure(FinishReason.ERROR, f"{NO_CHOICE} {value}")
         else:
             assert one == sound[i]
 
@@ -270,7 +270,7 @@ def test_logits_that_allow_no_choice_are_a_fault_of_their_row_alone(
 def test_banning_every_token_is_a_fault_and_not_a_token() -> None:
     bent = replace(DRAWN, min_tokens=1, stop_token_ids=frozenset(range(V)))
     one = sample_one(random_logits(1)[0], make_row(bent))
-    assert one.fault == Fault(FinishReason.ERROR, f"{NO_CHOICE} -inf")
+    assert one == SamplingFailure(FinishReason.ERROR, f"{NO_CHOICE} -inf")
 
 
 hf_cases = pytest.mark.parametrize(

@@ -13,29 +13,29 @@ from hypothesis import strategies as st
 from sampler_oracle import make_row
 from torch import Tensor
 
-from legato.core.plan import Sampled, SampleRow
-from legato.core.request import SamplingParams
+from legato.core.step_plan import SampleRow, TokenLogprobs
 from legato.runner.adjust import adjust_rows
 from legato.runner.draw import best, draw, weigh
 from legato.runner.random import random64
 from legato.runner.sampler import sample
+from legato.sampling_params import SamplingParams
 
 VOCABS = (100, 32_000, 32_003, 262_144)
 MOST = 300  # Ids that parameters and histories name; no vocabulary of these tests but 100 is smaller.
 ONE = 2**40
 
 
-def alone(logits: Tensor, row: SampleRow) -> Sampled:
+def alone(logits: Tensor, row: SampleRow) -> TokenLogprobs:
     """What `sample` gives, from the definitions: one row, everything sorted, sums of Python's integers."""
     params, bent = row.params, adjusted_alone(logits, row)
     token = int((bent == bent.max()).nonzero()[0])
     if not params.greedy:
         token = drawn_alone(bent, params, random64(params.seed or 0, row.num_generated))
     if params.logprobs is None:
-        return Sampled(token)
+        return TokenLogprobs(token)
     logprobs = logits.log_softmax(dim=-1)
     top = ranked(logits)[: params.logprobs]
-    return Sampled(token, float(logprobs[token]), tuple((i, float(logprobs[i])) for i in top))
+    return TokenLogprobs(token, float(logprobs[token]), tuple((i, float(logprobs[i])) for i in top))
 
 
 def adjusted_alone(logits: Tensor, row: SampleRow) -> Tensor:
@@ -242,5 +242,5 @@ def test_one_broken_row_among_rows_of_its_kind_breaks_alone(kind: SamplingParams
     sound = sample(logits, batch)
     logits[4, 99] = math.nan
     broken = sample(logits, batch)
-    assert broken[4].fault is not None
+    assert isinstance(broken[4], SamplingFailure)
     assert broken[:4] + broken[5:] == sound[:4] + sound[5:]

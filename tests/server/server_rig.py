@@ -16,9 +16,10 @@ import httpx
 import openai
 
 from legato.core.block_pool import BlockPool
-from legato.core.law import check_state
-from legato.core.plan import SampleRow, StepPlan, StepResult
-from legato.core.scheduler import Scheduler, SchedulerConfig
+from legato.core.invariants import check_state
+from legato.core.scheduler import Scheduler
+from legato.core.state import SchedulerConfig
+from legato.core.step_plan import SampleRow, StepPlan, StepResult
 from legato.engine.async_engine import AsyncEngine
 from legato.engine.engine import Engine
 from legato.engine.fake import FakeRunner, next_token
@@ -140,7 +141,7 @@ def build_service(
         vocab_size=FakeTokenizer().vocab_size,
     )
     scheduler = Scheduler(config, BlockPool(NUM_BLOCKS, BLOCK_SIZE))
-    metrics = Metrics(model_name=MODEL, budget=BUDGET, blocks=scheduler.blocks)
+    metrics = Metrics(model_name=MODEL, budget=BUDGET, blocks=scheduler.state.pool)
     engine = Engine(scheduler, runner, clock=time.monotonic)
     http = HttpSeries()
     metrics.registry.register(http)
@@ -241,9 +242,11 @@ class RunningServer:
 
     def wait_idle(self, timeout: float = 2) -> None:
         """The pool idle check: nothing runs, nothing waits, every block is free, no map holds a request."""
-        wait_until(lambda: self.service.engine.num_streams == 0 and not self.scheduler.has_work, timeout)
-        wait_until(lambda: self.scheduler.blocks.num_used == 0, timeout)
-        check_state(self.scheduler)
+        wait_until(
+            lambda: self.service.engine.num_streams == 0 and not self.scheduler.state.has_work, timeout
+        )
+        wait_until(lambda: self.scheduler.state.pool.num_used == 0, timeout)
+        check_state(self.scheduler.state)
 
     def _run(self) -> None:
         try:

@@ -57,6 +57,6 @@ def test_any_body_gets_an_answer_and_the_next_request_is_served(
             good = await client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2})
             assert good.json()["choices"][0]["text"] == "ab"
             await service.engine.drain()
-        assert service.engine.engine.scheduler.blocks.num_used == 0
+        assert service.engine.engine.scheduler.state.pool.num_used == 0
 
     asyncio.run(run())

@@ -22,7 +22,7 @@ from server_rig import (
     usage_of,
 )
 
-from legato.core.plan import SampleRow
+from legato.core.step_plan import SampleRow
 from legato.engine.async_engine import AsyncEngine
 from legato.text.fake import FakeTokenizer
 

@@ -24,7 +24,7 @@ from server_rig import (
     wait_until,
 )
 
-from legato.core.plan import StepPlan
+from legato.core.step_plan import StepPlan
 from legato.server.connection import MAX_HEAD_BYTES
 from legato.server.lobby import lobby
 from legato.server.run import bind
@@ -76,7 +76,7 @@ def test_a_client_that_takes_nothing_is_dropped_and_holds_nothing(start_server: 
     server = start_server(timeouts={"send_timeout": 0.3})
     with connected(server, receive_buffer=4096) as client:
         post(client, LARGE)
-        wait_until(lambda: server.service.engine.engine.scheduler.step > 0)
+        wait_until(lambda: server.service.engine.engine.scheduler.state.step > 0)
         server.wait_idle(20)  # its replies end and hold no block, though nobody read them
         assert reset_within(client, 5)
     assert httpx.get(f"{server.url}/health").status_code == 200
@@ -342,7 +342,7 @@ def test_c_14_everyone_whom_a_full_queue_refuses_hears_of_it() -> None:
         async with in_process(service) as client:
             body = {"prompt": "hi", "max_tokens": 2}
             running = asyncio.create_task(client.post("/v1/completions", json=body))
-            while not service.engine.engine.scheduler.running:
+            while not service.engine.engine.scheduler.state.running:
                 await asyncio.sleep(0.001)
             waiting = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(11)]
             done: list[httpx.Response] = []

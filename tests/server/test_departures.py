@@ -25,7 +25,7 @@ from server_rig import (
     wait_until,
 )
 
-from legato.core.law import check_state
+from legato.core.invariants import check_state
 
 LONG: dict[str, Any] = {"prompt": "hi", "max_tokens": 500, "ignore_eos": True}
 
@@ -40,7 +40,7 @@ def post_raw(server: RunningServer, body: dict[str, Any]) -> socket.socket:
 
 
 def num_running(server: RunningServer) -> int:
-    return len(server.scheduler.running)
+    return len(server.scheduler.state.running)
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -85,8 +85,8 @@ def test_c_02_leaving_the_queue_ends_a_request_that_never_ran(start_server: Star
     with post_raw(server, {**LONG, "n": 4}):
         wait_until(lambda: num_running(server) == 4)
         with post_raw(server, LONG):
-            wait_until(lambda: len(server.scheduler.waiting) == 1)
-        wait_until(lambda: len(server.scheduler.waiting) == 0)
+            wait_until(lambda: len(server.scheduler.state.waiting) == 1)
+        wait_until(lambda: len(server.scheduler.state.waiting) == 0)
         assert num_running(server) == 4
     server.wait_idle(1)
 
@@ -175,9 +175,9 @@ def test_c_06_a_thousand_requests_leave_no_state() -> None:
             scheduler = service.engine.engine.scheduler
             await service.engine.drain()
             assert service.engine.num_streams == 0
-        assert not scheduler.has_work
-        assert scheduler.blocks.num_used == 0
-        check_state(scheduler)
+        assert not scheduler.state.has_work
+        assert scheduler.state.pool.num_used == 0
+        check_state(scheduler.state)
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(run())
@@ -200,8 +200,8 @@ def test_c_07_requests_that_end_in_their_prefill_step_leave_no_block() -> None:
                     assert [choice["text"] for choice in answer.json()["choices"]] == [text] * 8
             assert (await long).json()["usage"]["completion_tokens"] == 400
             await service.engine.drain()
-        assert service.engine.engine.scheduler.blocks.num_used == 0
-        check_state(service.engine.engine.scheduler)
+        assert service.engine.engine.scheduler.state.pool.num_used == 0
+        check_state(service.engine.engine.scheduler.state)
 
     asyncio.run(run())
 

@@ -9,7 +9,7 @@ from openai.types.chat import chat_completion_stream_options_param as stream_par
 from openai.types.chat import completion_create_params as chat_params
 from server_rig import BOS, EOS, ScriptedRunner, ask, build_service, events_of, letters, spelled
 
-from legato.core.plan import SampleRow
+from legato.core.step_plan import SampleRow
 from legato.server.protocol import ChatBody, CompletionBody, StreamOptions
 from legato.text.chat import ChatTemplate
 

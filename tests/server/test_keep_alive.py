@@ -16,7 +16,7 @@ from server_rig import (
     wait_until,
 )
 
-from legato.core.plan import StepPlan
+from legato.core.step_plan import StepPlan
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BODIES: dict[str, dict[str, Any]] = {

@@ -17,13 +17,14 @@ import pytest
 from server_rig import MAX_LEN, ScriptedRunner, build_service, in_process, letters
 
 from legato.core.events import TokenEvent
-from legato.core.plan import Sampled
-from legato.core.request import RequestId, SamplingParams
-from legato.core.stopping import FinishReason
+from legato.core.lifecycle import FinishReason
+from legato.core.request import RequestId
+from legato.core.step_plan import TokenLogprobs
 from legato.engine import async_engine, loop
 from legato.engine.loop import Abort, Inbox
 from legato.engine.output import Delta
 from legato.errors import QueueFullError
+from legato.sampling_params import SamplingParams
 from legato.server import event_loop, work_pool
 from legato.server.event_loop import MAX_SOCKETS, Turns, TurnSelector, run
 from legato.server.replies import Replies
@@ -43,7 +44,7 @@ def test_c_16_a_backlog_is_read_in_portions_that_let_others_run() -> None:
         replies = Replies(turns)
         replies.streams.append(StandIn())  # type: ignore[arg-type]
         for _ in range(1000):
-            replies.put(0, Delta("a", Sampled(97), None))
+            replies.put(0, Delta("a", TokenLogprobs(97), None))
         others = 0
 
         async def other() -> None:
@@ -112,7 +113,7 @@ def test_events_that_come_together_are_fed_in_portions_and_in_order() -> None:
                 on_delta=lambda _, number=number: fed.append(number),
             )
         engine._dispatch(
-            tuple(TokenEvent(request_id, Sampled(97), FinishReason.LENGTH, 0) for request_id in ids)
+            tuple(TokenEvent(request_id, TokenLogprobs(97), FinishReason.LENGTH, 0) for request_id in ids)
         )
         while len(fed) < len(ids):
             turns.append(fed.copy())
@@ -150,7 +151,7 @@ def test_events_are_fed_whatever_those_before_them_raise() -> None:
                     request_id=request_id,
                     on_delta=lambda _, number=number: take(number),
                 )
-            events = tuple(TokenEvent(each, Sampled(97), FinishReason.LENGTH, 0) for each in ids)
+            events = tuple(TokenEvent(each, TokenLogprobs(97), FinishReason.LENGTH, 0) for each in ids)
             asyncio.get_running_loop().call_soon(engine._dispatch, events)
             for _ in range(2 + len(events)):
                 await asyncio.sleep(0)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 from server_rig import ScriptedRunner, ask, build_service
 
-from legato.core.request import SamplingParams
+from legato.sampling_params import SamplingParams
 from legato.text.sampling_defaults import SamplingDefaults
 
 MODELS = SamplingDefaults(temperature=0.1, top_k=1, top_p=0.001, min_p=0.25, repetition_penalty=1.05)

@@ -18,7 +18,7 @@ import pytest
 from server_rig import RunningServer, ScriptedRunner, StartServer, build_service, slow, wait_until
 
 from legato.config import Settings
-from legato.core.plan import StepPlan
+from legato.core.step_plan import StepPlan
 from legato.errors import ConfigError
 from legato.server.lobby import lobby
 from legato.server.run import KEEP_ALIVE_S, bind, serve
@@ -206,7 +206,7 @@ def test_c_12_running_and_waiting_streams_all_finish(start_server: StartServer) 
         wait_until(lambda: server.service.engine.num_streams == 5)
         server.ask_to_stop()
         wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
-        assert len(server.scheduler.running) <= 3
+        assert len(server.scheduler.state.running) <= 3
         go_on.set()
         for answer in asked:
             text = answer.result(10).text

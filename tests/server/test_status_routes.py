@@ -6,7 +6,7 @@ import time
 import pytest
 from server_rig import BOS, EOS, MAX_LEN, MODEL, ScriptedRunner, ask, build_service, in_process, json_bytes
 
-from legato.core.plan import StepPlan
+from legato.core.step_plan import StepPlan
 from legato.server.app import create_app
 
 

@@ -332,7 +332,7 @@ def test_a_grammar_that_is_too_much_work_at_some_token_ends_its_reply_alone(stre
     else:
         assert ended.status_code == 400
         assert ended.json()["error"]["message"].startswith("after ")
-    assert service.engine.engine.scheduler.blocks.num_used == 0
+    assert service.engine.engine.scheduler.state.pool.num_used == 0
 
 
 def test_the_runner_may_not_be_asked_for_what_the_form_forbids() -> None:

@@ -20,8 +20,8 @@ from server_rig import (
     slow,
 )
 
-from legato.core.order import Priority
 from legato.core.request import Request
+from legato.core.scheduling_policy import Priority
 from legato.engine.async_engine import AsyncEngine
 from legato.server.service import Service
 
@@ -252,8 +252,8 @@ def test_priority_is_obeyed_where_the_policy_is_and_refused_elsewhere() -> None:
 
     service = build_service(ScriptedRunner(before=slow(0.02)), takes_priority=True)
     scheduler = service.engine.engine.scheduler
-    scheduler.order = Priority()
-    scheduler.waiting._order = scheduler.order
+    scheduler.state.policy = Priority()
+    scheduler.state.waiting._order = scheduler.state.policy
     body = {"prompt": [1, 2], "max_tokens": 30}
     later = [{**body, "priority": 5, "max_tokens": 1}, {**body, "priority": -5, "max_tokens": 1}]
     ends: list[int] = []

@@ -3,12 +3,13 @@
 import json
 from collections.abc import Sequence
 
-from legato.core.cost import PRIOR, StepCost, StepShape
-from legato.core.law import check_state
-from legato.core.plan import StepPlan
+from legato.core.invariants import check_state
+from legato.core.lifecycle import FinishReason
 from legato.core.request import Request, RequestId
 from legato.core.scheduler import Scheduler
-from legato.core.stopping import FinishReason
+from legato.core.step_plan import StepPlan
+from legato.cost.cost_model import PRIOR
+from legato.cost.step_cost import StepCost, StepShape
 from legato.engine.cost_file import CostFile, Sample
 from legato.engine.engine import Engine
 from legato.engine.fake import FakeRunner
@@ -60,7 +61,7 @@ class Lines:
 
 def serve_for_real(scheduler: Scheduler, arrivals: Sequence[Arrival], times: StepTimes) -> list[str]:
     """The journal of an engine with a fake runner, whose loop takes all that came before each step."""
-    clock, pool = SimulatedClock(), scheduler.blocks
+    clock, pool = SimulatedClock(), scheduler.state.pool
 
     def seconds(plan: StepPlan) -> float:
         return times(plan.shape)
@@ -68,7 +69,7 @@ def serve_for_real(scheduler: Scheduler, arrivals: Sequence[Arrival], times: Ste
     runner = FakeRunner(
         num_blocks=pool.num_blocks,
         block_size=pool.block_size,
-        vocab_size=scheduler.config.vocab_size,
+        vocab_size=scheduler.state.config.vocab_size,
         step_seconds=seconds,
         sleep=clock.advance,
         choose=lambda _, __: 0,  # a reply is the beginning of nobody's prompt, as it is simulated
@@ -90,10 +91,12 @@ def serve_for_real(scheduler: Scheduler, arrivals: Sequence[Arrival], times: Ste
                 engine.abort(RequestId(str(number)))
                 continue
             try:
-                engine.submit(request_of(number, arrivals[number], range(1, scheduler.config.vocab_size)))
+                engine.submit(
+                    request_of(number, arrivals[number], range(1, scheduler.state.config.vocab_size))
+                )
             except RequestError:
                 lines.lines.append(f"{number} refused")
         if engine.has_work:
             engine.step()
-        check_state(scheduler)
+        check_state(scheduler.state)
     return lines.lines

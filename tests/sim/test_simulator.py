@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from sim_rig import Lines, known_costs, serve_for_real
 
 from legato.config import EngineSettings
-from legato.core.cost import PRIOR
-from legato.core.order import ORDERS
+from legato.core.scheduling_policy import SCHEDULING_POLICIES
+from legato.cost.cost_model import PRIOR
 from legato.sim.run import new_scheduler, run_simulation
 from legato.sim.simulator import simulate
 from legato.sim.times import StepTimes
@@ -31,7 +31,7 @@ ARRIVAL = st.builds(
 )
 SETTINGS = st.fixed_dictionaries(
     {
-        "policy": st.sampled_from(sorted(ORDERS)),
+        "policy": st.sampled_from(sorted(SCHEDULING_POLICIES)),
         "tpot_target_ms": st.sampled_from([0.0, 1.0, 30.0, 60.0, 200.0]),
         "max_batch_tokens": st.integers(4, 40),
         "max_running": st.integers(1, 4),

@@ -6,10 +6,11 @@ import pytest
 from sim_rig import known_costs
 
 from legato.config import EngineSettings, ModelSettings
-from legato.core.cost import StepCost
 from legato.core.events import TokenEvent
-from legato.core.request import Request, RequestId, SamplingParams
-from legato.core.stopping import FinishReason
+from legato.core.lifecycle import FinishReason
+from legato.core.request import Request, RequestId
+from legato.cost.step_cost import StepCost
+from legato.sampling_params import SamplingParams
 from legato.sim.stand_in import StandIn, build_stand_in
 from legato.text.fake import FakeTokenizer
 

@@ -6,8 +6,8 @@ import time
 import pytest
 from tune_rig import COST, arrivals, bench
 
-from legato.core.plan import StepPlan
-from legato.core.stopping import FinishReason
+from legato.core.lifecycle import FinishReason
+from legato.core.step_plan import StepPlan
 from legato.engine.engine import Engine
 from legato.engine.fake import FakeRunner
 from legato.metrics.summary import latencies
@@ -27,9 +27,9 @@ def sleeping_engine(trials: Bench, slower: float = 1.0) -> Engine:
         return slower * COST.seconds(plan.shape)
 
     runner = FakeRunner(
-        num_blocks=scheduler.blocks.num_blocks,
-        block_size=scheduler.blocks.block_size,
-        vocab_size=scheduler.config.vocab_size,
+        num_blocks=scheduler.state.pool.num_blocks,
+        block_size=scheduler.state.pool.block_size,
+        vocab_size=scheduler.state.config.vocab_size,
         step_seconds=seconds,
     )
     return Engine(scheduler, runner, clock=time.monotonic)
@@ -39,7 +39,7 @@ def test_what_costs_what_is_said_is_measured_as_predicted() -> None:
     workload = arrivals(8, 0.2, prompt=100, output=10)
     result = verify(sleeping_engine(bench(workload)), bench(workload), SETUP, workload)
     rows = result.rows
-    assert result.pace == pytest.approx(1, abs=0.3)
+    assert result.correction == pytest.approx(1, abs=0.3)
     assert [row.name for row in rows] == [
         f"{name}, {which}"
         for name in ("time to first token", "gap between tokens")
@@ -55,7 +55,7 @@ def test_a_machine_that_is_slower_than_its_costs_is_found_out() -> None:
     workload = arrivals(4, 0.2, prompt=60, output=10)
     result = verify(sleeping_engine(bench(workload), slower=2.0), bench(workload), SETUP, workload)
     rows = result.rows
-    assert result.pace > 1.7
+    assert result.correction > 1.7
     assert not any(row.close for row in rows)
     assert all(row.ratio > 1.5 for row in rows)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from legato.config import EngineSettings
-from legato.core.cost import StepCost, StepShape
+from legato.cost.step_cost import StepCost, StepShape
 from legato.engine.cost_file import CostFile, Sample
 from legato.metrics.summary import Latencies, distribution
 from legato.metrics.timeline import Targets

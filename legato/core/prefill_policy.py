@@ -1,7 +1,7 @@
-"""How many of a prompt's tokens a step takes: the prefill policies, one line each.
+"""How many tokens of a prompt a step computes.
 
-A policy proposes; the scheduler disposes: it never lets a chunk pass the end of the sequence or the budget,
-whatever a policy says.
+A policy proposes a length. The scheduler limits it to the tokens of the sequence and to the budget, whatever
+the policy says.
 """
 
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ class PrefillPolicy(Protocol):
 
     @property
     def whole(self) -> bool:
-        """Whether a prompt longer than the budget may run in a step of its own, over the budget."""
+        """Whether a prompt longer than the budget may run in a step of its own, above the budget."""
         ...
 
     def chunk_len(self, remaining: int, budget: int, alone: bool) -> int:
-        """Tokens to prefill now.
+        """The number of tokens to compute now. 0 leaves the prompt out of this step.
 
-        `remaining` >= 1 tokens of the sequence are still to compute, `budget` >= 0 tokens are left in the
-        step, `alone` says that the step is empty so far. 0 means: not in this step.
+        `remaining` >= 1 is the number of tokens still to compute, `budget` >= 0 the number of tokens left in
+        the step. `alone` says that the step is empty so far.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WholePrompt:
-    """No chunking: a prompt runs in one step, and one longer than the budget only in a step of its own."""
+    """No chunking: a prompt runs in one step. A prompt longer than the budget runs in a step of its own."""
 
     whole = True
 
@@ -46,7 +46,7 @@ class Chunked:
 
     def __post_init__(self) -> None:
         if self.chunk < 1:
-            raise ConfigError(f"a prefill chunk holds at least 1 token, not {self.chunk}")
+            raise ConfigError(f"a prefill chunk must have at least 1 token, not {self.chunk}")
 
     def chunk_len(self, remaining: int, budget: int, alone: bool) -> int:  # noqa: ARG002
         return min(remaining, self.chunk, budget)
@@ -54,7 +54,7 @@ class Chunked:
 
 @dataclass(frozen=True, slots=True)
 class FillBudget:
-    """Whatever the decodes leave of the budget: C = B - D, so that every step has about the same size."""
+    """All tokens that the decodes leave of the budget, C = B - D. So all steps have about the same size."""
 
     whole = False
 
@@ -65,7 +65,7 @@ class FillBudget:
 def split(n: int, chunk: int) -> list[tuple[int, int]]:
     """The chunks (start, length) of a prompt of `n` tokens that is alone in the engine.
 
-    They cover 0 .. n once, in order; a `chunk` of 0 means 1.
+    Together they cover 0 .. n exactly once, in order. A `chunk` of 0 means 1.
     """
     chunk = max(chunk, 1)
     return [(start, min(chunk, n - start)) for start in range(0, n, chunk)]

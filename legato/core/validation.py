@@ -1,22 +1,19 @@
-"""Which requests can be served at all: the same arithmetic as the scheduler's, asked before the queue."""
-
-from typing import TYPE_CHECKING
+"""Which requests can be served at all. The arithmetic is the scheduler's own, so what is accepted can
+finish."""
 
 from legato.core.block_pool import BlockPool
 from legato.core.request import Request
+from legato.core.state import SchedulerConfig
 from legato.errors import ContextLengthError, RequestError
 
-if TYPE_CHECKING:
-    from legato.core.scheduler import SchedulerConfig
 
-
-def check_request(request: Request, config: "SchedulerConfig", pool: BlockPool) -> None:
+def validate_request(request: Request, config: SchedulerConfig, pool: BlockPool) -> None:
     """Raises as `Scheduler.validate` does."""
     if not request.prompt:
-        raise RequestError("the prompt holds no token", param="prompt")
+        raise RequestError("the prompt has no tokens", param="prompt")
     for name, ids in {"prompt": request.prompt, **request.params.named_ids()}.items():
         if ids and not 0 <= min(ids) <= max(ids) < config.vocab_size:
-            raise RequestError(f"{name}: token ids run from 0 to {config.vocab_size - 1}", param=name)
+            raise RequestError(f"{name}: token ids must be from 0 to {config.vocab_size - 1}", param=name)
     num_prompt, max_tokens = len(request.prompt), request.params.max_tokens
     if num_prompt + max_tokens > config.max_model_len:
         raise ContextLengthError(

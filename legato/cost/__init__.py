@@ -1,0 +1,1 @@
+"""What an engine step costs: its shape, its predicted seconds, and how the prediction is learned."""

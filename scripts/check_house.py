@@ -16,6 +16,8 @@ RANKS: tuple[frozenset[str], ...] = tuple(
         "errors",
         "machine",
         "config",
+        "sampling_params",
+        "cost",
         "core",
         "metrics",
         "text workload",

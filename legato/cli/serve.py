@@ -47,6 +47,11 @@ from legato.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+SWITCH_INTERVAL = 1e-4
+"""Seconds after which a Python thread that wants the interpreter lock gets it. A step takes the lock about a
+hundred times, between its compiled kernels. With Python's default of 5 ms, an event loop that is busy with a
+burst of requests could hold up a step by half a second."""
+
 
 class Served(Protocol):
     """What is served: a model with its engine, or what stands in for one."""
@@ -109,6 +114,7 @@ def _serve_on(
     # What the start has made stays for good: the collector need not look through it in the middle of a step.
     gc.collect()
     gc.freeze()
+    sys.setswitchinterval(SWITCH_INTERVAL)
     with ExitStack() as stack:
         if journal is not None:
             served.engine.observe(stack.enter_context(closing(journal)))

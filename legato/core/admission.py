@@ -50,10 +50,7 @@ class Admission:
     def find_room(self, sequence: Sequence) -> list[int] | None:
         """The blocks of a waiting sequence that are in the prefix cache. None if there is no room for the
         rest."""
-        if self._is_empty:
-            need = self._pool.blocks_for(sequence.num_known)
-        else:
-            need = self._final_blocks(sequence)
+        need = self._pool.blocks_for(sequence.num_known) if self._is_empty else self._final_blocks(sequence)
         if need - len(sequence.chain) >= self._room:
             return None  # There is no room even if all its shareable blocks are held: skip the look-up.
         found = self._state.find_prefix(sequence)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, SkipValidation, ValidationError, model_validator
 
+from legato import sampling_params
 from legato.config.faults import as_config_error
 from legato.engine.output import TextRules
 from legato.errors import RequestError
-from legato import sampling_params
 from legato.sampling_params import Constraint
 from legato.text.sampling_defaults import SamplingDefaults
 from legato.text.stop import StopStrings

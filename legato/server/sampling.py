@@ -48,7 +48,7 @@ def check_body(body: GenerationBody, service: Service) -> None:
 def check_ids(ids: Sequence[int], vocab_size: int, name: str) -> None:
     """Raises `RequestError` if one of `ids`, of the field `name`, is no token."""
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-        raise RequestError(f"{name}: token ids run from 0 to {vocab_size - 1}", param=name)
+        raise RequestError(f"{name}: token ids must be from 0 to {vocab_size - 1}", param=name)
 
 
 def check_length(text: str, service: Service, *, in_part: bool = False) -> None:

@@ -14,7 +14,7 @@ from legato.core.prefill_policy import PrefillPolicy
 from legato.core.request import Request, RequestId
 from legato.core.schedule import Schedule
 from legato.core.scheduler import Scheduler
-from legato.core.scheduling_policy import Fcfs, Order
+from legato.core.scheduling_policy import Fcfs, SchedulingPolicy
 from legato.core.state import SchedulerConfig
 from legato.core.step_plan import StepPlan
 from legato.cost.step_cost import StepShape
@@ -128,9 +128,9 @@ def build_rig(
     max_running: int = 4,
     num_blocks: int = 64,
     block_size: int = 4,
-    policy: PrefillPolicy | None = None,
-    order: Order | None = None,
-    replies: OutputLengthEstimator | None = None,
+    prefill_policy: PrefillPolicy | None = None,
+    policy: SchedulingPolicy | None = None,
+    output_lengths: OutputLengthEstimator | None = None,
     timed: Budget | None = None,
     seconds: Callable[[StepShape], float] = lambda _: 1.0,
     **config: Any,
@@ -147,10 +147,10 @@ def build_rig(
     scheduler = Scheduler(
         limits,
         BlockPool(num_blocks, block_size),
-        prefill_policy=policy,
+        prefill_policy=prefill_policy,
         budget=timed,
-        policy=order or Fcfs(),
-        output_lengths=replies or NoForesight(),
+        policy=policy or Fcfs(),
+        output_lengths=output_lengths or NoForesight(),
     )
     runner = FakeRunner(num_blocks=num_blocks, block_size=block_size, vocab_size=VOCAB)
     return Rig(scheduler, runner, seconds)

@@ -135,7 +135,12 @@ def test_after_a_preemption_admission_is_careful_for_a_while() -> None:
 def test_two_long_requests_in_a_pool_for_one_and_a_half_both_finish(prefix_cache: bool) -> None:
     """D-05: chunks of 64; nobody restarts over and over, and what was computed is never undone by much."""
     rig = build_rig(
-        budget=64, num_blocks=24, block_size=16, prefill_policy=Chunked(64), prefix_cache=prefix_cache, max_running=4
+        budget=64,
+        num_blocks=24,
+        block_size=16,
+        prefill_policy=Chunked(64),
+        prefix_cache=prefix_cache,
+        max_running=4,
     )
     for name in ("one", "two"):
         rig.add(name, 128, max_tokens=120)
@@ -165,7 +170,12 @@ def test_a_pool_in_which_everyone_is_preempted_finishes_all_with_the_right_repli
     """D-14: twice the load that fits, for long; each request is preempted a bounded number of times, and each
     output is that of a run alone. The most senior of a step is never the victim (the law checks it)."""
     rig = build_rig(
-        budget=24, num_blocks=14, block_size=2, max_running=8, output_lengths=Amnesiac(), prefix_cache=prefix_cache
+        budget=24,
+        num_blocks=14,
+        block_size=2,
+        max_running=8,
+        output_lengths=Amnesiac(),
+        prefix_cache=prefix_cache,
     )
     requests = [rig.add(f"r{i}", 3 + i % 4, max_tokens=20) for i in range(40)]
     for _ in range(5000):
@@ -221,7 +231,9 @@ def running(pool: BlockPool, number: int, num_computed: int, **more: Any) -> Seq
         arrival=0.0,
         priority=more.pop("priority", 0),
     )
-    sequence = Sequence(request, arrival_index=number, chain=[b""], guaranteed=False, arrival_step=0, arrival_virtual_time=0.0)
+    sequence = Sequence(
+        request, arrival_index=number, chain=[b""], guaranteed=False, arrival_step=0, arrival_virtual_time=0.0
+    )
     blocks = pool.try_take(pool.blocks_for(num_computed))
     assert blocks is not None
     sequence.block_table, sequence.num_computed, sequence.status = blocks, num_computed, Status.RUNNING
@@ -231,7 +243,7 @@ def running(pool: BlockPool, number: int, num_computed: int, **more: Any) -> Seq
 
 
 def victims(pool: BlockPool, *sequences: Sequence) -> list[int]:
-    return [victim.number for victim in choose_victims(sequences, pool)]
+    return [victim.arrival_index for victim in choose_victims(sequences, pool)]
 
 
 @pytest.mark.parametrize(
@@ -261,7 +273,7 @@ def test_the_victim_has_the_least_to_compute_again_for_each_block() -> None:
     pool = BlockPool(14, 4)
     senior, long, short = running(pool, 0, 4), running(pool, 1, 32), running(pool, 2, 8)
     begun = running(pool, 3, 4)
-    begun.blocks += pool.try_take(2) or []
+    begun.block_table += pool.try_take(2) or []
     begun.tokens += [1] * 8
     assert victims(pool, senior, long, short, begun) == [3], "with its 3 blocks all others go on"
 
@@ -285,10 +297,10 @@ def test_only_blocks_that_nobody_else_holds_are_gained() -> None:
     senior, d, b, c = (
         running(pool, number, computed) for number, computed in ((0, 8), (1, 8), (2, 7), (3, 0))
     )
-    for i, block in enumerate(b.blocks):
+    for i, block in enumerate(b.block_table):
         pool.register(block, bytes([i]))
-    c.blocks, c.num_computed, c.tokens = list(b.blocks), 7, [1] * 8
-    pool.share(b.blocks)
+    c.block_table, c.num_computed, c.tokens = list(b.block_table), 7, [1] * 8
+    pool.share(b.block_table)
     assert victims(pool, senior, b, c, d) == [1]
     d.guaranteed = True
     assert sorted(victims(pool, senior, b, c, d)) == [0], "which frees enough, as only `d` is more senior"
@@ -377,7 +389,7 @@ def test_deadlines_of_ended_requests_are_not_kept_until_they_pass() -> None:
     for i in range(500):
         rig.add(f"short{i}", 3, max_tokens=1, deadline=1e6)
         rig.step()
-    assert len(rig.scheduler._deadlines) < 200
+    assert len(rig.scheduler._deadlines._heap) < 200
     assert [event.request_id for event in rig.scheduler.expire(11.0)] == ["lives"]
 
 

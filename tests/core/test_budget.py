@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rig import build_rig
 
 from legato.core.budget import (
+    EFFICIENCY_LOSS,
     FLOOR_SHARE,
-    KNEE_LOSS,
     Allowance,
     FixedBudget,
     LimitedBy,
@@ -39,7 +39,7 @@ COSTS = st.builds(
     prefill=price(0.01),
     context=price(1e-5),
     pair=st.one_of(st.just(0.0), price(1e-6, 1e-12)),
-    pace=st.tuples(*[st.floats(0.5, 2.0)] * 3),
+    correction=st.tuples(*[st.floats(0.5, 2.0)] * 3),
 )
 
 
@@ -162,7 +162,7 @@ def test_a_share_leaves_what_it_was_told_to_leave(
     if seconds is not None:
         allowance = Allowance(LimitedBy.TARGET, tokens, target=9.0, seconds=seconds, floor=floor, cost=cost)
     before, kept = allowance.left(first), allowance.shortest(first, length)
-    share = allowance.share(part, first, length)
+    share = allowance.split_off(part, first, length)
     for start, ask in asks:
         taken = math.ceil(ask * share.left(start))
         if taken > 1:
@@ -258,7 +258,7 @@ def test_prompts_alone_get_the_knee() -> None:
     assert 370 <= allowance.left(0) <= 380
     for start in (0, 9_000, 90_000):
         seconds = TRUE.chunk_seconds(start, allowance.left(start))
-        assert TRUE.step / (TRUE.step + seconds) == pytest.approx(KNEE_LOSS, rel=0.03)
+        assert TRUE.step / (TRUE.step + seconds) == pytest.approx(EFFICIENCY_LOSS, rel=0.03)
     assert allowance.left(9_000) < 180
     assert budget_of(0.05, max_tokens=100).allow([]).limited_by is LimitedBy.TOKENS
     assert budget_of(0.05, min_chunk=700).allow([]).left(0) == 700

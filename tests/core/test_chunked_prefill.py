@@ -83,8 +83,8 @@ def test_plan_samples_only_sequence_ends() -> None:
     assert (decode.request_id, decode.tokens, decode.start) == ("A", (13,), 2)
     assert (chunk.request_id, chunk.tokens, chunk.start) == ("B", (14, 15, 16, 17), 4)
     assert [(row.seq, row.request_id, row.num_generated) for row in step.sample] == [(0, "A", 1)]
-    assert decode.end <= len(decode.blocks) * 4
-    assert chunk.end <= len(chunk.blocks) * 4
+    assert decode.end <= len(decode.block_table) * 4
+    assert chunk.end <= len(chunk.block_table) * 4
     rig.finish(step)
 
     step = rig.begin()
@@ -115,7 +115,7 @@ def test_token_budget_never_exceeded(prompts: list[int], max_tokens: int, chunk:
     remaining=st.integers(1, 100),
     budget=st.integers(0, 50),
     alone=st.booleans(),
-    prefill_policy=st.one_of(st.integers(1, 20).map(Chunked), st.just(FillBudget())),
+    policy=st.one_of(st.integers(1, 20).map(Chunked), st.just(FillBudget())),
 )
 def test_a_chunking_policy_by_itself_keeps_the_budget(
     remaining: int, budget: int, alone: bool, policy: PrefillPolicy

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from rig import build_rig
 
 from legato.core.block_pool import BlockPool
-from legato.core.lifecycle import TRANSITIONS, IllegalTransitionError, Status, Transition, after
+from legato.core.lifecycle import (
+    TRANSITIONS,
+    IllegalTransitionError,
+    Status,
+    Transition,
+    next_status,
+)
 from legato.core.request import Request, RequestId
 from legato.core.sequence import Sequence
 from legato.sampling_params import SamplingParams
@@ -19,7 +25,9 @@ LEGAL = [(status, move) for status, moves in TRANSITIONS.items() for move in mov
 def a_sequence() -> Sequence:
     params = SamplingParams(max_tokens=4)
     request = Request(id=RequestId("A"), prompt=(1, 2), params=params, arrival=0.0)
-    return Sequence(request, arrival_index=0, chain=[b""], guaranteed=False, arrival_step=0, arrival_virtual_time=0.0)
+    return Sequence(
+        request, arrival_index=0, chain=[b""], guaranteed=False, arrival_step=0, arrival_virtual_time=0.0
+    )
 
 
 @pytest.mark.parametrize(("status", "move"), [*itertools.product(Status, Transition)])

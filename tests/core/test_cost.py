@@ -30,7 +30,7 @@ COSTS = st.builds(
     prefill=price(0.01, 1e-6),
     context=price(1e-5),
     pair=st.one_of(st.just(0.0), price(1e-6, 1e-12)),
-    pace=st.tuples(*[st.floats(0.5, 2.0)] * 3),
+    correction=st.tuples(*[st.floats(0.5, 2.0)] * 3),
 )
 
 # -- shapes and prices --------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ def test_a_shape_by_hand() -> None:
     """Decodes that read 10 and 5 positions; chunks 0 .. 4 and 4 .. 7: 0 + 4 x 4 and (2 x 4 + 3) x 3."""
     shape = shape_of([(9, 1, True), (4, 1, True), (0, 4, False), (4, 3, False)])
     assert shape == StepShape(2, 7, 15, 16 + 33, True)
-    cost = StepCost(step=1, head=10, decode=100, prefill=1000, context=1e4, pair=1e5, pace=(1, 1, 2))
+    cost = StepCost(step=1, head=10, decode=100, prefill=1000, context=1e4, pair=1e5, correction=(1, 1, 2))
     assert cost.seconds(shape) == 2 * (1 + 10 + 200 + 7000 + 15e4 + 49e5)
     assert [StepShape(d, p, 0, 0, False).mix for d, p in ((1, 0), (0, 1), (1, 1))] == [0, 1, 2]
 
@@ -80,7 +80,7 @@ def test_what_is_left_beside_decodes_is_what_chunks_add_to_them(
 
 
 def test_the_knee_spends_the_share_that_was_asked_for() -> None:
-    assert TRUE.step / (TRUE.step + TRUE.knee(0.05)) == pytest.approx(0.05)
+    assert TRUE.step / (TRUE.step + TRUE.efficient_seconds(0.05)) == pytest.approx(0.05)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1), st.floats(0, 1))
@@ -282,7 +282,7 @@ def test_the_same_calls_give_the_same_prices() -> None:
 
 def size_of(model: CostModel) -> int:
     """Numbers that it keeps."""
-    return sum(map(len, model._kinds.values())) + len(model._errors) + len(model._ratios)
+    return sum(map(len, model._buckets.values())) + len(model._errors) + len(model._ratios)
 
 
 def test_a_model_does_not_grow_with_the_steps() -> None:

@@ -54,7 +54,12 @@ def test_a_queue_on_one_cached_document_looks_it_up_for_few(num_question: int) -
 def test_followers_of_a_long_document_are_told_apart_by_few_comparisons() -> None:
     """The leader computes 200 tokens a step; all others wait for it, or for their turn."""
     rig = build_rig(
-        budget=800, num_blocks=3 * BLOCKS, max_running=100, policy=Fair(), prefill_policy=Chunked(200), min_chunk=4
+        budget=800,
+        num_blocks=3 * BLOCKS,
+        max_running=100,
+        policy=Fair(),
+        prefill_policy=Chunked(200),
+        min_chunk=4,
     )
     rig.add("leader", DOCUMENT, max_tokens=1)
     rig.step()

@@ -11,7 +11,14 @@ from legato.core.prefill_policy import Chunked, FillBudget, PrefillPolicy, Whole
 from legato.core.prompt_order import MAX_OVERTAKEN, OVERDUE_STEPS
 from legato.core.request import Request, RequestId
 from legato.core.schedule import Reason
-from legato.core.scheduling_policy import SCHEDULING_POLICIES, Fair, Fcfs, Order, Priority, Shortest
+from legato.core.scheduling_policy import (
+    SCHEDULING_POLICIES,
+    Fair,
+    Fcfs,
+    Priority,
+    SchedulingPolicy,
+    Shortest,
+)
 from legato.core.sequence import Sequence
 from legato.core.waiting_queue import WaitingQueue
 from legato.sampling_params import SamplingParams
@@ -56,7 +63,7 @@ def a_sequence(
         guaranteed=False,
         arrival_step=int(entry),
         arrival_virtual_time=entry,
-        size=size,
+        num_uncached_at_arrival=size,
     )
     sequence.num_preemptions = preempted
     return sequence
@@ -82,7 +89,7 @@ def a_sequence(
         (Priority(), a_sequence(2, 1, preempted=1), a_sequence(1, 1)),
     ],
 )
-def test_the_order_of_two(order: Order, first: Sequence, then: Sequence) -> None:
+def test_the_order_of_two(order: SchedulingPolicy, first: Sequence, then: Sequence) -> None:
     assert order.key(first) < order.key(then)
 
 
@@ -114,7 +121,7 @@ def test_the_queue_is_always_sorted(kinds: list[tuple[int, int]], data: st.DataO
 # -- fairness, in steps -----------------------------------------------------------------------------------
 
 
-def chatter_beside_a_paster(order: Order, num_prompt: int, arrives: int) -> int:
+def chatter_beside_a_paster(order: SchedulingPolicy, num_prompt: int, arrives: int) -> int:
     """Steps to the first token of a chat prompt that comes after ten prompts of 2,000 tokens."""
     rig = build_rig(budget=256, max_running=16, num_blocks=2000, block_size=32, policy=order)
     for i in range(10):
@@ -193,9 +200,11 @@ def test_no_prompt_is_later_than_under_equal_shares_by_more_than_a_few_steps() -
 
 
 @ALL
-def test_a_started_prompt_is_never_forgotten(order: Order) -> None:
+def test_a_started_prompt_is_never_forgotten(order: SchedulingPolicy) -> None:
     """Whatever comes before it in the order, it gets tokens within a bounded number of steps."""
-    rig = build_rig(budget=8, num_blocks=200, block_size=4, max_running=6, policy=order, prefill_policy=FillBudget())
+    rig = build_rig(
+        budget=8, num_blocks=200, block_size=4, max_running=6, policy=order, prefill_policy=FillBudget()
+    )
     rig.add("slow", distinct(0, 120), max_tokens=1, priority=9)
     rig.step()
     pause = longest = 0
@@ -214,7 +223,7 @@ def test_a_started_prompt_is_never_forgotten(order: Order) -> None:
 
 
 @ALL
-def test_light_prompts_pass_a_heavy_one_that_lacks_blocks_but_not_for_ever(order: Order) -> None:
+def test_light_prompts_pass_a_heavy_one_that_lacks_blocks_but_not_for_ever(order: SchedulingPolicy) -> None:
     """D-04: light ones overtake in the same step; under a constant stream of them the heavy one starts."""
     rig = build_rig(budget=64, num_blocks=100, block_size=4, max_running=64, policy=order)
     rig.add("running", distinct(0, 200), max_tokens=160)
@@ -242,7 +251,9 @@ def test_light_prompts_pass_a_heavy_one_that_lacks_blocks_but_not_for_ever(order
 
 
 @ALL
-def test_a_heavy_prompt_starts_though_light_ones_take_every_block_that_is_freed(order: Order) -> None:
+def test_a_heavy_prompt_starts_though_light_ones_take_every_block_that_is_freed(
+    order: SchedulingPolicy,
+) -> None:
     """D-04: in every step one more comes, and ten of them fill the pool for 30 steps. The bound: in
     192 steps the heavy one has aged by the 192 tokens that it is longer; those that came meanwhile go first,
     and so many more overtake it, one in 4 steps; those that run come to their end."""
@@ -266,7 +277,7 @@ def test_a_heavy_prompt_starts_though_light_ones_take_every_block_that_is_freed(
     ids=["whole", "partial"],
 )
 def test_a_prompt_starts_that_others_never_leave_room_for(
-    order: Order, policy: PrefillPolicy, num_prompt: int, num_light: int
+    order: SchedulingPolicy, policy: PrefillPolicy, num_prompt: int, num_light: int
 ) -> None:
     """One is longer than a step may be beside others, one takes over half of the pool; light ones run in
     every step."""
@@ -327,7 +338,9 @@ def test_a_share_of_each_step_is_kept_for_prompts_that_end_in_it() -> None:
 def test_whole_prompts_come_in_their_order_and_leave_no_step_half_empty() -> None:
     """Short ones of 6 tokens that came later end within half of a step; first they would leave too little for
     the one of 12, whose turn it is."""
-    rig = build_rig(budget=16, num_blocks=200, policy=Fair(), prefill_policy=WholePrompt(), prefix_cache=False)
+    rig = build_rig(
+        budget=16, num_blocks=200, policy=Fair(), prefill_policy=WholePrompt(), prefix_cache=False
+    )
     rig.add("first", distinct(0, 12), max_tokens=1)
     rig.scheduler.state.virtual_time += 100
     rig.add("short", distinct(1, 6), max_tokens=1)

@@ -103,7 +103,7 @@ class SlowPool:
             self.holders[block] += 1
         self.cached = [block for block in self.cached if block not in blocks]
 
-    def publish(self, block: int, digest: bytes) -> None:
+    def register(self, block: int, digest: bytes) -> None:
         if digest not in self.known.values() and block not in self.known:
             self.known[block] = digest
 
@@ -166,7 +166,7 @@ def test_the_least_recently_used_is_evicted_and_tails_before_heads() -> None:
 
 def test_only_a_known_block_can_be_shared() -> None:
     pool = BlockPool(2, 1)
-    with pytest.raises(RuntimeError, match="not known"):
+    with pytest.raises(RuntimeError, match="not registered"):
         pool.share([0])
     pool.check()
 
@@ -212,7 +212,9 @@ def test_a_block_is_found_only_after_the_step_that_filled_it() -> None:
     )
     rig.finish(step)
     found = rig.scheduler.state.find_prefix(rig.scheduler.state.sequence(b.id))
-    assert found == rig.scheduler.state.sequence(a.id).blocks[:1], "of 6 computed tokens, one full block of 4"
+    assert found == rig.scheduler.state.sequence(a.id).block_table[:1], (
+        "of 6 computed tokens, one full block of 4"
+    )
     rig.run()
     for request in (a, b):
         assert rig.tokens(request.id) == expected_reply(request.prompt, 2)

@@ -57,11 +57,11 @@ def test_the_largest_accepted_request_fills_the_pool_and_finishes() -> None:
 @pytest.mark.parametrize(
     ("prompt", "params", "message"),
     [
-        ((), {}, "holds no token"),
-        ((1, 100), {}, "prompt: token ids run from 0 to 99"),
-        ((-1,), {}, "prompt: token ids run from 0 to 99"),
-        ((1,), {"stop_token_ids": frozenset({100})}, "stop_token_ids: token ids run from 0 to 99"),
-        ((1,), {"logit_bias": ((100, 1.0),)}, "logit_bias: token ids run from 0 to 99"),
+        ((), {}, "has no tokens"),
+        ((1, 100), {}, "prompt: token ids must be from 0 to 99"),
+        ((-1,), {}, "prompt: token ids must be from 0 to 99"),
+        ((1,), {"stop_token_ids": frozenset({100})}, "stop_token_ids: token ids must be from 0 to 99"),
+        ((1,), {"logit_bias": ((100, 1.0),)}, "logit_bias: token ids must be from 0 to 99"),
         ((1,), {"logit_bias": ((1, float("nan")),)}, "finite"),
         ((1,), {"temperature": float("nan")}, "temperature must be at least 0, not nan"),
         ((1,), {"temperature": float("inf")}, "temperature must be at least 0, not inf"),
@@ -283,7 +283,7 @@ def test_a_preempted_sequence_waits_at_the_head_of_the_queue() -> None:
     b = rig.scheduler.state.sequence(RequestId("B"))
     assert list(rig.scheduler.state.waiting) == ["B", "C"]
     assert b.status is Status.PREEMPTED
-    assert (b.num_computed, b.blocks, b.num_preemptions) == (0, [], 1)
+    assert (b.num_computed, b.block_table, b.num_preemptions) == (0, [], 1)
     assert b.num_generated >= 1
     known = b.num_known
     while b.status is Status.PREEMPTED:

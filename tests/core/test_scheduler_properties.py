@@ -14,7 +14,7 @@ from legato.core.output_lengths import OutputLengthEstimator
 from legato.core.prefill_policy import Chunked, FillBudget, WholePrompt
 from legato.core.prompt_order import OVERDUE_STEPS
 from legato.core.request import Request, RequestId
-from legato.core.scheduling_policy import Fair, Fcfs, Order, Priority, Shortest
+from legato.core.scheduling_policy import Fair, Fcfs, Priority, SchedulingPolicy, Shortest
 from legato.cost.cost_model import CostModel
 from legato.cost.step_cost import StepCost
 from legato.errors import ContextLengthError
@@ -59,8 +59,8 @@ class Histories(RuleBasedStateMachine):
         max_running: int,
         num_blocks: int,
         block_size: int,
-        policy: Chunked | FillBudget | WholePrompt,
-        order: Order,
+        prefill_policy: Chunked | FillBudget | WholePrompt,
+        policy: SchedulingPolicy,
         foresight: str,
         min_chunk: int,
         prefix_cache: bool,
@@ -74,8 +74,8 @@ class Histories(RuleBasedStateMachine):
             max_running=min(max_running, budget),
             num_blocks=num_blocks,
             block_size=block_size,
-            prefill_policy=policy,
-            policy=order,
+            prefill_policy=prefill_policy,
+            policy=policy,
             output_lengths=NoForesight() if foresight == "none" else OutputLengthEstimator(),
             min_chunk=min_chunk,
             prefix_cache=prefix_cache,
@@ -208,7 +208,7 @@ Histories.TestCase.settings = settings(max_examples=200, stateful_step_count=40,
 TestHistories = Histories.TestCase
 
 
-def history(seed_steps: list[tuple[int, int]], order: Order) -> list[object]:
+def history(seed_steps: list[tuple[int, int]], order: SchedulingPolicy) -> list[object]:
     """Everything a fixed list of calls decides."""
     rig = build_rig(budget=6, num_blocks=9, block_size=3, max_running=4, policy=order)
     for i, (prompt, max_tokens) in enumerate(seed_steps):

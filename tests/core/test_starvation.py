@@ -15,7 +15,7 @@ from legato.core.plan import plan
 from legato.core.prefill_policy import Chunked, FillBudget, PrefillPolicy, WholePrompt
 from legato.core.prompt_order import MAX_OVERTAKEN, OVERDUE_STEPS
 from legato.core.request import RequestId
-from legato.core.scheduling_policy import Fair, Fcfs, Order, Priority, Shortest
+from legato.core.scheduling_policy import Fair, Fcfs, Priority, SchedulingPolicy, Shortest
 from legato.cost.cost_model import CostModel
 from legato.cost.step_cost import StepCost
 
@@ -23,7 +23,9 @@ LIVING, MAX_RUNNING, BUDGET, BLOCK, NUM_BLOCKS = 10, 6, 16, 4, 24
 SHORT, LONG, REPLY = (1, 12), (40, 70), (1, 12)
 
 
-def longest_pause(order: Order, policy: PrefillPolicy, seed: int, *, num_steps: int, num_long: int) -> int:
+def longest_pause(
+    order: SchedulingPolicy, policy: PrefillPolicy, seed: int, *, num_steps: int, num_long: int
+) -> int:
     """The most steps that any request goes without a token, from its arrival on and between two of them. Of
     the ten that live at any time `num_long` are long."""
     draw = random.Random(seed)
@@ -65,7 +67,7 @@ def longest_pause(order: Order, policy: PrefillPolicy, seed: int, *, num_steps: 
 @pytest.mark.parametrize("policy", [FillBudget(), Chunked(5), WholePrompt()], ids=lambda p: type(p).__name__)
 @pytest.mark.parametrize("order", [Fcfs(), Fair(), Shortest(1.0), Priority()], ids=lambda o: type(o).__name__)
 def test_every_request_gets_tokens_within_a_bounded_number_of_steps(
-    order: Order, policy: PrefillPolicy, num_long: int
+    order: SchedulingPolicy, policy: PrefillPolicy, num_long: int
 ) -> None:
     """Each long one ages until it is first in the queue, then 32 others pass it at most; it may have to wait
     for the others of its kind. Replies and prompts of this size are through in few steps."""

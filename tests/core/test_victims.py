@@ -69,7 +69,12 @@ def a_running(
         priority=priority,
     )
     sequence = Sequence(
-        request, arrival_index=number, chain=[b""], guaranteed=guaranteed, arrival_step=0, arrival_virtual_time=0.0
+        request,
+        arrival_index=number,
+        chain=[b""],
+        guaranteed=guaranteed,
+        arrival_step=0,
+        arrival_virtual_time=0.0,
     )
     sequence.block_table, sequence.num_computed, sequence.num_preemptions = (
         blocks,
@@ -85,7 +90,7 @@ def worlds(draw: st.DrawFn) -> tuple[list[Sequence], BlockPool]:
     pool = BlockPool(100, SIZE)
     running: list[Sequence] = []
     for number in range(draw(st.integers(1, 9))):
-        like = draw(st.sampled_from(running)).blocks if running else []
+        like = draw(st.sampled_from(running)).block_table if running else []
         shared = like[: draw(st.integers(0, len(like)))]
         num_own = draw(st.integers(int(not shared), 4))
         needy = draw(st.booleans())

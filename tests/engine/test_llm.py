@@ -257,8 +257,8 @@ MISUSE: list[tuple[Callable[[LLM], object], str]] = [
     (lambda llm: llm.generate(np.zeros((1, 1, 1), int)), "the list has a list at place 0"),
     (lambda llm: llm.generate([np.array([5]), 5]), "prompts mix token ids with texts or lists"),
     (lambda llm: llm.stream(np.array([[5]])), "the list has a list at place 0"),
-    (lambda llm: llm.generate([[-1]]), "token ids run from 0 to 262143"),
-    (lambda llm: llm.generate([[10**9]]), "token ids run from 0 to 262143"),
+    (lambda llm: llm.generate([[-1]]), "token ids must be from 0 to 262143"),
+    (lambda llm: llm.generate([[10**9]]), "token ids must be from 0 to 262143"),
     (
         lambda llm: llm.generate("hi", {"max_tokens": 3}),
         "params must be SamplingParams, .* not a dict",

@@ -107,7 +107,7 @@ def test_tokens_without_a_row_of_the_embedding_are_told_and_cannot_be_used(
     assert built.tokenizer.vocab_size == 264
     ids = built.tokenizer.encode(names[-1], parse_special=True)
     assert last in ids
-    with pytest.raises(RequestError, match=r"prompt: token ids run from 0 to 263"):
+    with pytest.raises(RequestError, match=r"prompt: token ids must be from 0 to 263"):
         LLM(built).generate([ids], show_progress=False)
     (reply,) = LLM(built).generate([PROMPT], SamplingParams(max_tokens=2), show_progress=False)
     assert reply.finish_reason in ("length", "stop")

@@ -21,7 +21,7 @@ from legato.core.prefill_policy import Chunked, FillBudget, PrefillPolicy
 from legato.core.request import Request, RequestId
 from legato.core.schedule import Reason, Schedule
 from legato.core.scheduler import Scheduler
-from legato.core.scheduling_policy import Fair, Fcfs, Order, Priority, Shortest
+from legato.core.scheduling_policy import Fair, Fcfs, Priority, SchedulingPolicy, Shortest
 from legato.core.state import SchedulerConfig
 from legato.core.step_plan import TokenLogprobs
 from legato.models.decoder import Decoder
@@ -54,7 +54,7 @@ class Bench:
     spec: ModelSpec
     num_blocks: int = 64
     budget: int = 16
-    order: Order = field(default_factory=Fair)
+    order: SchedulingPolicy = field(default_factory=Fair)
     policy: PrefillPolicy = field(default_factory=FillBudget)
     prefix_cache: bool = True
     replies: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
@@ -169,7 +169,7 @@ def test_followers_and_prompts_that_come_together(family: str, chunk: int) -> No
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize("order", [Fair(), Fcfs(), Shortest(1.0), Priority()], ids=lambda o: type(o).__name__)
 def test_a_pool_in_which_all_are_preempted_gives_the_replies_of_runs_alone(
-    family: str, prefix_cache: bool, order: Order
+    family: str, prefix_cache: bool, order: SchedulingPolicy
 ) -> None:
     """E-14, D-14: only tails are lost where that is enough; seeds, penalties and counts survive."""
     spec = SPECS[family]

@@ -26,7 +26,7 @@ from legato.attention.cpu import CpuAttention
 from legato.attention.reference import ReferenceAttention
 from legato.core.lifecycle import FinishReason
 from legato.core.request import RequestId
-from legato.core.step_plan import ForwardBatch, ForwardSeq, SampleRow, StepPlan
+from legato.core.step_plan import ForwardBatch, ForwardSeq, SampleRow, SamplingFailure, StepPlan
 from legato.errors import ConfigError
 from legato.machine import Processors
 from legato.models.decoder import Decoder
@@ -129,9 +129,7 @@ def test_values_too_large_for_a_float16_cache_end_with_a_word_on_the_remedy(
     (sampled,) = complete(TorchRunner(decoder, cache), stream, 1).sampled
     assert isinstance(sampled, SamplingFailure)
     assert sampled.reason is FinishReason.ERROR
-    assert re.match(
-        r"no token .* nan; K and V are kept as float16.*--kv-dtype float32", sampled.message
-    )
+    assert re.match(r"no token .* nan; K and V are kept as float16.*--kv-dtype float32", sampled.message)
     assert f"request a: {sampled.message}" in caplog.text
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sampler_oracle import make_row
 from torch import Tensor
 
-from legato.core.step_plan import SampleRow, TokenLogprobs
+from legato.core.step_plan import SampleRow, SamplingFailure, TokenLogprobs
 from legato.runner.adjust import adjust_rows
 from legato.runner.draw import best, draw, weigh
 from legato.runner.random import random64

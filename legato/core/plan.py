@@ -1,6 +1,6 @@
 """Turns a committed `Schedule` into a `StepPlan`: the integers that a runner needs, and nothing else."""
 
-from legato.core.schedule import Chunk, Schedule
+from legato.core.schedule import Schedule
 from legato.core.sequence import Sequence
 from legato.core.state import SchedulerState
 from legato.core.step_plan import ForwardBatch, ForwardSeq, SampleRow, ScoreRows, StepPlan
@@ -17,14 +17,14 @@ def plan(state: SchedulerState, schedule: Schedule) -> StepPlan:
     seqs: list[ForwardSeq] = []
     sample: list[SampleRow] = []
     score: list[ScoreRows] = []
-    for index, chunk in enumerate(schedule.runs):
-        sequence, end = state.running[chunk.request_id], chunk.start + chunk.length
-        if chunk.is_last:
+    for index, (request_id, start, length, is_last, num_scored) in enumerate(schedule.runs):
+        sequence, end = state.running[request_id], start + length
+        if is_last:
             sample.append(_sample_row(index, sequence))
-        if chunk.num_scored:
-            score.append(_score_rows(index, sequence, chunk))
-        tokens = tuple(sequence.tokens[chunk.start : end])
-        seqs.append(ForwardSeq(chunk.request_id, tokens, chunk.start, tuple(sequence.block_table)))
+        if num_scored:
+            score.append(_score_rows(index, sequence, start, end))
+        tokens = tuple(sequence.tokens[start:end])
+        seqs.append(ForwardSeq(request_id, tokens, start, tuple(sequence.block_table)))
     return StepPlan(ForwardBatch(tuple(seqs)), tuple(sample), tuple(score))
 
 
@@ -38,9 +38,9 @@ def _sample_row(seq: int, sequence: Sequence) -> SampleRow:
     return SampleRow(seq, request.id, request.params, num_generated, prompt, generated, sequence.matcher)
 
 
-def _score_rows(seq: int, sequence: Sequence, chunk: Chunk) -> ScoreRows:
-    positions = sequence.scored_positions(chunk.start, chunk.end)
+def _score_rows(seq: int, sequence: Sequence, start: int, end: int) -> ScoreRows:
+    positions = sequence.scored_positions(start, end)
     num_top = sequence.request.params.prompt_logprobs
     assert num_top is not None
     targets = sequence.request.prompt[positions.start + 1 : positions.stop + 1]
-    return ScoreRows(seq, sequence.id, positions.start - chunk.start, targets, num_top)
+    return ScoreRows(seq, sequence.id, positions.start - start, targets, num_top)

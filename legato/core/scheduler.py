@@ -141,9 +141,11 @@ class Scheduler:
         # Admit all before any block is taken: that could evict a block which an admitted sequence shares.
         for request_id in schedule.admitted:
             self._admit(request_id, starts[request_id])
+        block_size = state.pool.block_size
         for request_id, *_ in schedule.runs:
             sequence = state.running[request_id]
-            if sequence.needs_block(state.pool.block_size):
+            # This is `needs_block` written out: the loop visits every running sequence in every step.
+            if len(sequence.tokens) > len(sequence.block_table) * block_size:
                 self._grow(sequence)
         for chunk in schedule.chunks:
             state.running[chunk.request_id].last_step = state.step

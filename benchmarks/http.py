@@ -38,8 +38,10 @@ from legato.engine.engine import Engine
 from legato.engine.fake import FakeRunner
 from legato.metrics.journal import StepRecord
 from legato.metrics.prometheus import CONTENT_TYPE, Metrics
-from legato.server.run import bind, serve
-from legato.server.service import Service
+from legato.server.app import create_app
+from legato.server.service import ServedModel, Service, ServiceLifecycle
+from legato.server.transport.server import serve
+from legato.server.transport.sockets import bind
 from legato.text.chat import ChatTemplate
 from legato.text.fake import FakeTokenizer
 from legato.text.grammar import Grammars
@@ -146,20 +148,25 @@ async def serve_fake(step_seconds: float, streams: int, report: Path) -> None:
     ends = Ends()
     engine.observe(metrics)
     engine.observe(ends)
-    service = Service(
-        engine=AsyncEngine(engine, FakeTokenizer()),
-        grammars=Grammars(FakeTokenizer(), ASCII),
+    model = ServedModel(
+        name="fake",
+        tokenizer=FakeTokenizer(),
         chat_template=ChatTemplate(TEMPLATE, bos_token="", eos_token=""),
-        model_name="fake",
         max_model_len=MAX_LEN,
         vocab_size=ASCII,
+        grammars=Grammars(FakeTokenizer(), ASCII),
+    )
+    service = Service(
+        engine=AsyncEngine(engine, model.tokenizer),
+        model=model,
         metrics_text=lambda: (metrics.render(), CONTENT_TYPE),
         version={},
     )
     gc.collect()
     gc.freeze()  # as the command line does, and for its reason
     began = time.thread_time()
-    await serve(service, bind("127.0.0.1", 0), on_ready=partial(print, flush=True))
+    app, lifecycle = create_app(service), ServiceLifecycle(service)
+    await serve(app, lifecycle, bind("127.0.0.1", 0), on_ready=partial(print, flush=True))
     http, everything = time.thread_time() - began, time.process_time()
     report.write_text(json.dumps({"ends": ends.of, "http": http, "other": everything - time.thread_time()}))
 

@@ -31,15 +31,17 @@ from legato.metrics.target_log import TargetLog
 from legato.metrics.throughput import ThroughputLog
 from legato.metrics.timeline import Targets
 from legato.models.source import find_files
-from legato.server.event_loop import Turns, run
-from legato.server.guards import ApiKeys
-from legato.server.lobby import lobby
-from legato.server.run import BACKLOG, bind, serve, url_of
-from legato.server.service import Limits, Service
-from legato.server.shutdown import leave
-from legato.server.unix_socket import bind_unix, remove_unix
-from legato.server.unknown_fields import UnknownFields
-from legato.server.work_pool import WorkPool
+from legato.server.app import create_app
+from legato.server.schema.unknown_fields import UnknownFields
+from legato.server.service import AccessRules, Limits, ServedModel, Service, ServiceLifecycle
+from legato.server.transport.api_keys import ApiKeys
+from legato.server.transport.event_loop import Turns, run
+from legato.server.transport.loading import loading_server
+from legato.server.transport.server import serve
+from legato.server.transport.shutdown import exit_process
+from legato.server.transport.sockets import BACKLOG, bind, url_of
+from legato.server.transport.unix_socket import bind_unix, remove_unix
+from legato.server.transport.work_pool import WorkPool
 from legato.text.chat import ChatTemplate
 from legato.text.grammar import Grammars
 from legato.text.sampling_defaults import SamplingDefaults
@@ -92,7 +94,7 @@ def serve_model(settings: Settings, *, simulate: str | None = None, noise: bool 
                 server,
             )
         _serve_on(listener, settings, keys, simulate, noise)
-    leave()
+    exit_process()
 
 
 def _serve_on(
@@ -100,15 +102,18 @@ def _serve_on(
 ) -> None:
     server = settings.server
     journal = None if server.journal is None else JournalFile(Path(server.journal))
-    with lobby(listener), stages() if server.log_format == "text" else nullcontext(logger.info) as progress:
+    with (
+        loading_server(listener),
+        stages() if server.log_format == "text" else nullcontext(logger.info) as progress,
+    ):
         served = _load(settings, progress) if simulate is None else _stand_in(settings, simulate, noise)
         for name, choice in served.choices.items():
             _tell(f"{name}: {choice}", server)
-        service = _service(served, settings, keys, own_machine_only=_needs_guard(listener, keys))
-        if service.tool_use is not None:
-            _tell(f"tool calls: {service.tool_use}", server)
-        if service.chat_template is not None:
-            for change in service.chat_template.changes:
+        service = _service(served, settings, keys, loopback_only=_needs_guard(listener, keys))
+        if service.model.tool_use is not None:
+            _tell(f"tool calls: {service.model.tool_use}", server)
+        if service.model.chat_template is not None:
+            for change in service.model.chat_template.changes:
                 _tell(f"chat template: {change}", server)
     note = "" if simulate is None else " (simulated: there is no model)"
     # What the start has made stays for good: the collector need not look through it in the middle of a step.
@@ -120,7 +125,8 @@ def _serve_on(
             served.engine.observe(stack.enter_context(closing(journal)))
         run(
             serve(
-                service,
+                create_app(service),
+                ServiceLifecycle(service),
                 listener,
                 on_ready=lambda line: print(line + note, flush=True),
                 shutdown_timeout=server.shutdown_timeout,
@@ -156,8 +162,8 @@ def _is_private(listener: socket.socket) -> bool:
 
 
 def _needs_guard(listener: socket.socket, keys: ApiKeys) -> bool:
-    """Whether web pages that the user opens could use the server: see `own_machine`. They cannot connect to a
-    Unix socket."""
+    """Whether web pages that the user opens could use the server: see `loopback_guard`. They cannot connect
+    to a Unix socket."""
     return not keys and listener.family != socket.AF_UNIX and _is_private(listener)
 
 
@@ -211,7 +217,7 @@ def _api_keys(server: ServerSettings) -> ApiKeys:
     return ApiKeys(keys)
 
 
-def _service(served: Served, settings: Settings, keys: ApiKeys, *, own_machine_only: bool) -> Service:
+def _service(served: Served, settings: Settings, keys: ApiKeys, *, loopback_only: bool) -> Service:
     server = settings.server
     config = served.engine.scheduler.state.config
     metrics = Metrics(
@@ -236,17 +242,28 @@ def _service(served: Served, settings: Settings, keys: ApiKeys, *, own_machine_o
         max_wait=server.max_wait or math.inf,
         step_timeout=server.step_timeout,
     )
-    return Service(
+    model = ServedModel(
+        name=served.name,
+        tokenizer=served.tokenizer,
+        chat_template=served.chat_template,
+        max_model_len=config.max_model_len,
+        vocab_size=config.vocab_size,
         grammars=Grammars(served.tokenizer, config.vocab_size),
         tool_call_parser=server.tool_call_parser,
-        engine=engine,
-        chat_template=served.chat_template,
-        model_name=served.name,
-        max_model_len=config.max_model_len,
-        keep_alive=settings.server.sse_keep_alive,
         sampling_defaults=served.sampling_defaults,
+    )
+    access = AccessRules(
+        keys=keys,
+        allowed_origins=server.allowed_origins,
+        allowed_hosts=server.allowed_hosts,
+        loopback_only=loopback_only,
+    )
+    return Service(
+        engine=engine,
+        model=model,
+        access=access,
+        sse_keep_alive=server.sse_keep_alive,
         takes_priority=settings.engine.policy == "priority",
-        vocab_size=config.vocab_size,
         metrics_text=lambda: (metrics.render(), CONTENT_TYPE),
         http=http,
         version={"version": __version__, "python": platform.python_version()}
@@ -259,12 +276,8 @@ def _service(served: Served, settings: Settings, keys: ApiKeys, *, own_machine_o
             body_bytes=server.max_body_size,
             all_body_bytes=server.max_body_memory,
         ),
-        keys=keys,
         work=WorkPool(server.max_waiting),
         turns=turns,
-        allowed_origins=server.allowed_origins,
-        allowed_hosts=server.allowed_hosts,
-        own_machine_only=own_machine_only,
         access_log=server.access_log,
         log_prompts=server.log_prompts,
         unknown_fields=UnknownFields(ignore=server.unknown_fields == "ignore"),

@@ -131,6 +131,10 @@ class AsyncEngine:
         self._idle = asyncio.Event()
         self._idle.set()
 
+    def clock(self) -> float:
+        """The time on the engine's clock, in seconds."""
+        return self.engine.clock()
+
     async def start(self) -> None:
         self._home = asyncio.get_running_loop()
         self._loop.start()

@@ -46,6 +46,7 @@ SCRIPTS = Path(__file__).resolve().parent.parent
 READY = "Legato is ready on "
 CLIENTS_AT_ONCE = 48
 """While the capacity is measured: more than run at once, fewer than would be refused."""
+REFUSED_WAIT_S = 0.5
 SHUTDOWN_S, EXIT_S, CALM_S = 15.0, 5.0, 60.0
 SERVE = (
     *("--max-running", "16", "--max-waiting", "32", "--num-blocks", "64"),
@@ -107,7 +108,10 @@ class Soak:
 
         async def client() -> None:
             while time.monotonic() < until:
+                num_refused = tally.total(429)
                 await tally.visit(self.draw(WORK), self.visitor())
+                if tally.total(429) > num_refused:  # Clients that retry at once would use the server's cores.
+                    await asyncio.sleep(REFUSED_WAIT_S)
 
         began = time.monotonic()
         await asyncio.gather(*(client() for _ in range(CLIENTS_AT_ONCE)))

@@ -6,9 +6,10 @@ from functools import partial
 
 from server_rig import ScriptedRunner, build_service, slow
 
-from legato.server.event_loop import Turns, run
-from legato.server.run import bind, serve
-from legato.server.shutdown import leave
+from legato.server.transport.event_loop import Turns, run
+from legato.server.transport.server import serve
+from legato.server.transport.shutdown import exit_process
+from legato.server.transport.sockets import bind
 
 if __name__ == "__main__":
     step_seconds, shutdown_timeout = map(float, sys.argv[1:])
@@ -17,4 +18,4 @@ if __name__ == "__main__":
     served = serve(service, bind("127.0.0.1", 0), on_ready=on_ready, shutdown_timeout=shutdown_timeout)
     run(served, Turns())
     print("ended")
-    leave()
+    exit_process()

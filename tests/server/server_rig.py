@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
@@ -19,17 +19,18 @@ from legato.core.block_pool import BlockPool
 from legato.core.invariants import check_state
 from legato.core.scheduler import Scheduler
 from legato.core.state import SchedulerConfig
-from legato.core.step_plan import SampleRow, StepPlan, StepResult
+from legato.core.step_plan import SampleRow, SamplingFailure, StepPlan, StepResult
 from legato.engine.async_engine import AsyncEngine
 from legato.engine.engine import Engine
 from legato.engine.fake import FakeRunner, next_token
 from legato.metrics.http_series import HttpSeries
 from legato.metrics.prometheus import CONTENT_TYPE, Metrics
 from legato.server.app import create_app
-from legato.server.event_loop import run
-from legato.server.run import bind, serve
-from legato.server.service import Service
-from legato.server.shutdown import Shutdown
+from legato.server.service import AccessRules, ServedModel, Service, ServiceLifecycle
+from legato.server.transport.event_loop import run
+from legato.server.transport.server import serve
+from legato.server.transport.shutdown import Shutdown
+from legato.server.transport.sockets import bind
 from legato.text.chat import ChatTemplate
 from legato.text.fake import FakeTokenizer
 from legato.text.grammar import Grammars
@@ -86,7 +87,7 @@ class ScriptedRunner:
         self._before(plan)
         result = self._runner.run(plan)
         sampled = tuple(
-            replace(sample, token=self._script(row))
+            sample if isinstance(sample, SamplingFailure) else replace(sample, token=self._script(row))
             for sample, row in zip(result.sampled, plan.sample, strict=True)
         )
         return replace(result, sampled=sampled)
@@ -132,7 +133,8 @@ def build_service(
     max_running: int = MAX_RUNNING,
     **changes: object,
 ) -> Service:
-    """`engine_options` are keyword arguments of the AsyncEngine."""
+    """`engine_options` are keyword arguments of the AsyncEngine. `changes` are fields of `Service`,
+    `ServedModel` or `AccessRules`."""
     runner = runner or ScriptedRunner()
     config = SchedulerConfig(
         max_batch_tokens=BUDGET,
@@ -146,13 +148,18 @@ def build_service(
     http = HttpSeries()
     metrics.registry.register(http)
     engine.observe(metrics)
-    service = Service(
-        engine=AsyncEngine(engine, FakeTokenizer(), **(engine_options or {})),
+    model = ServedModel(
+        name=MODEL,
+        tokenizer=FakeTokenizer(),
         chat_template=ChatTemplate(TEMPLATE, bos_token="<bos>", eos_token="<eos>"),
-        model_name=MODEL,
         max_model_len=MAX_LEN,
         vocab_size=VOCAB,
         grammars=fake_grammars(),
+    )
+    service = Service(
+        engine=AsyncEngine(engine, model.tokenizer, **(engine_options or {})),
+        model=_changed(model, changes),
+        access=_changed(AccessRules(), changes),
         metrics_text=lambda: (metrics.render(), CONTENT_TYPE),
         http=http,
         version={"version": "0.0.0"},
@@ -160,11 +167,17 @@ def build_service(
     return replace(service, **changes)  # type: ignore[arg-type]
 
 
+def _changed(part: Any, changes: dict[str, object]) -> Any:
+    """`part` with those of the changes that are its fields, which are taken out of `changes`."""
+    names = [field.name for field in fields(part) if field.name in changes]
+    return replace(part, **{name: changes.pop(name) for name in names})
+
+
 @asynccontextmanager
 async def in_process(service: Service) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the application itself, without a socket."""
     await service.engine.start()
-    service.readiness.ready()
+    service.readiness.set_ready()
     transport = httpx.ASGITransport(app=create_app(service))
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://legato") as client:
@@ -226,7 +239,7 @@ class RunningServer:
     def ask_to_stop(self) -> None:
         """What SIGTERM does."""
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._shutdown.ask)
+            self._loop.call_soon_threadsafe(self._shutdown.request)
 
     def stop(self) -> None:
         """At once; raises what the server raised."""
@@ -259,7 +272,8 @@ class RunningServer:
         self._loop = asyncio.get_running_loop()
         self._shutdown = Shutdown()
         await serve(
-            self.service,
+            create_app(self.service),
+            ServiceLifecycle(self.service),
             self._listener,
             on_ready=self._on_ready,
             shutdown=self._shutdown,

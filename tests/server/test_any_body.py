@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from server_rig import build_service, in_process, json_bytes
 
-from legato.server.protocol import ChatBody, CompletionBody
+from legato.server.schema.bodies import ChatBody, CompletionBody
 
 SCALARS = st.one_of(
     st.none(),

@@ -25,9 +25,9 @@ from server_rig import (
 )
 
 from legato.core.step_plan import StepPlan
-from legato.server.connection import MAX_HEAD_BYTES
-from legato.server.lobby import lobby
-from legato.server.run import bind
+from legato.server.transport.connection import MAX_HEAD_BYTES
+from legato.server.transport.loading import loading_server
+from legato.server.transport.sockets import bind
 
 STREAM: dict[str, Any] = {"prompt": "hi", "max_tokens": 500, "ignore_eos": True, "stream": True}
 
@@ -234,7 +234,7 @@ def test_a_client_that_sends_all_before_it_reads_gets_its_answer(
 
 
 def test_so_does_one_that_comes_while_the_server_loads() -> None:
-    with bind("127.0.0.1", 0) as listener, lobby(listener):
+    with bind("127.0.0.1", 0) as listener, loading_server(listener):
         answer = send_on_and_on(listener.getsockname()[1], EARLY["a body that is too large"][0])
     assert answer.startswith(b"HTTP/1.1 503 ")
 

@@ -17,8 +17,8 @@ import httpx
 import pytest
 from server_rig import ScriptedRunner, StartServer, slow, wait_until
 
-from legato.server import accept
-from legato.server.accept import RESERVE, Acceptor
+from legato.server.transport import acceptor
+from legato.server.transport.acceptor import RESERVE, Acceptor
 
 STREAM = {"prompt": "hi", "max_tokens": 40, "stream": True}
 
@@ -119,7 +119,7 @@ class FullTable:
 def test_an_accept_that_fails_is_not_tried_in_circles_and_logged_once_a_second(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accept, "PAUSE_S", 0.02)
+    monkeypatch.setattr(acceptor, "PAUSE_S", 0.02)
     listener = FullTable()
     closed = []
 
@@ -147,8 +147,8 @@ def test_an_accept_that_fails_is_not_tried_in_circles_and_logged_once_a_second(
 def test_only_idle_connections_make_room_and_the_oldest_first(
     start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("legato.server.run.max_connections", lambda limit: 3)  # noqa: ARG005
-    monkeypatch.setattr("legato.server.connection.CLOSED_AT_ONCE", 1)
+    monkeypatch.setattr("legato.server.transport.server.max_connections", lambda limit: 3)  # noqa: ARG005
+    monkeypatch.setattr("legato.server.transport.connection.MAX_CLOSED_IDLE", 1)
     server = start_server(ScriptedRunner(before=slow(0.02)))
     address = ("127.0.0.1", server.port)
     with (

@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from legato.server import shutdown
-from legato.server.shutdown import LEAST_S, Schedule
+from legato.server.transport import shutdown
+from legato.server.transport.shutdown import MIN_SHUTDOWN_S, ShutdownTimes
 
 HUNG_S = 60
 """How long what hangs would go on: far longer than any end may take."""
@@ -26,9 +26,10 @@ import asyncio, logging, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from server_rig import ScriptedRunner, build_service
-from legato.server.event_loop import Turns, run
-from legato.server.run import bind, serve
-from legato.server.shutdown import leave
+from legato.server.transport.event_loop import Turns, run
+from legato.server.transport.server import serve
+from legato.server.transport.sockets import bind
+from legato.server.transport.shutdown import exit_process
 
 hung, timeout = sys.argv[1], float(sys.argv[2])
 
@@ -50,7 +51,7 @@ async def main():
     await serve(service, bind("127.0.0.1", 0), on_ready=ready, shutdown_timeout=timeout)
 
 run(main(), Turns())
-leave()
+exit_process()
 """
 
 
@@ -141,9 +142,9 @@ def test_a_hangup_drains_however_often_it_comes() -> None:
 @pytest.mark.parametrize(
     ("sent", "limits"),
     [
-        ([signal.SIGTERM] * 5, [30.0, LEAST_S]),
+        ([signal.SIGTERM] * 5, [30.0, MIN_SHUTDOWN_S]),
         ([signal.SIGHUP] * 3, [30.0]),
-        ([signal.SIGHUP, signal.SIGTERM, signal.SIGHUP, signal.SIGINT], [30.0, LEAST_S]),
+        ([signal.SIGHUP, signal.SIGTERM, signal.SIGHUP, signal.SIGINT], [30.0, MIN_SHUTDOWN_S]),
     ],
 )
 def test_further_signals_do_not_put_the_end_off(
@@ -164,10 +165,10 @@ def test_further_signals_do_not_put_the_end_off(
 
 @pytest.mark.parametrize("timeout", [0.0, 0.3, 1.0, 3.0, 30.0, 600.0])
 def test_the_parts_of_an_end_fit_into_the_whole(timeout: float) -> None:
-    schedule = Schedule(timeout)
-    assert schedule.whole == max(timeout, LEAST_S)
+    schedule = ShutdownTimes(timeout)
+    assert schedule.total == max(timeout, MIN_SHUTDOWN_S)
     assert 0 <= schedule.replies <= timeout
-    assert schedule.replies >= 0.8 * timeout - LEAST_S
+    assert schedule.replies >= 0.8 * timeout - MIN_SHUTDOWN_S
     assert schedule.step > 0
     assert schedule.flush > 0
-    assert schedule.replies + schedule.step + schedule.flush < schedule.whole
+    assert schedule.replies + schedule.step + schedule.flush < schedule.total

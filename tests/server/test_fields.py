@@ -10,7 +10,7 @@ from openai.types.chat import completion_create_params as chat_params
 from server_rig import BOS, EOS, ScriptedRunner, ask, build_service, events_of, letters, spelled
 
 from legato.core.step_plan import SampleRow
-from legato.server.protocol import ChatBody, CompletionBody, StreamOptions
+from legato.server.schema.bodies import ChatBody, CompletionBody, StreamOptions
 from legato.text.chat import ChatTemplate
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -19,11 +19,11 @@ from server_rig import StartServer, ask, build_service, in_process, plain_runner
 from legato.core.request import Request
 from legato.errors import ConfigError, RequestError
 from legato.server.app import create_app
-from legato.server.body import as_body
-from legato.server.guards import OPEN_PATHS, ApiKeys
-from legato.server.protocol import ChatBody
+from legato.server.schema.bodies import ChatBody
+from legato.server.schema.parsing import as_body
+from legato.server.schema.unknown_fields import UnknownFields
 from legato.server.service import Limits
-from legato.server.unknown_fields import UnknownFields
+from legato.server.transport.api_keys import OPEN_PATHS, ApiKeys
 
 KEY, OTHER = "sk-Legato-1", "sk-Legato-2"
 PROMPT = {"prompt": "hi", "max_tokens": 2}

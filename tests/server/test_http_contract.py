@@ -22,8 +22,8 @@ from server_rig import (
     slow,
 )
 
-from legato.server.failures import nearest
-from legato.server.guards import BodyLimit
+from legato.server.transport.body_limits import BodyLimitMiddleware
+from legato.server.transport.errors import nearest_path
 
 COMPLETIONS = "/v1/completions"
 BODY: dict[str, Any] = {"prompt": "hi", "max_tokens": 3}
@@ -140,8 +140,8 @@ def test_n_10_a_path_like_no_other_names_none(path: str) -> None:
 
 
 def test_the_nearest_path_is_never_an_empty_one() -> None:
-    assert nearest("/a", ["", "/", "/b"]) is None
-    assert nearest("/b/", ["", "/a/b", "/b"]) == "/b"
+    assert nearest_path("/a", ["", "/", "/b"]) is None
+    assert nearest_path("/b/", ["", "/a/b", "/b"]) == "/b"
 
 
 # -- what routes tell of the server -----------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_j_06_not_one_byte_of_a_compressed_body_is_received() -> None:
     async def app(*_: object) -> None:
         called.append(1)
 
-    guard = BodyLimit(app, 100)
+    guard = BodyLimitMiddleware(app, 100)
     sent: list[Any] = []
 
     async def send(message: Any) -> None:

@@ -21,8 +21,8 @@ from server_rig import (
 )
 
 from legato.metrics.http_series import REASONS
-from legato.server.guards import ApiKeys
 from legato.server.service import Limits, Service
+from legato.server.transport.api_keys import ApiKeys
 
 COMPLETIONS = "/v1/completions"
 BODY: dict[str, Any] = {"prompt": "hi", "max_tokens": 2}
@@ -81,7 +81,7 @@ REFUSALS: list[tuple[str, dict[str, Any], dict[str, Any], int]] = [
     ("request_too_large", {"limits": Limits(body_bytes=10)}, {"content": b"x" * 11}, 413),
     ("unsupported_media_type", {}, {"headers": {"Content-Encoding": "br"}}, 415),
     ("invalid_api_key", {"keys": ApiKeys(["sk-one"])}, {"json": BODY}, 401),
-    ("forbidden", {"own_machine_only": True}, {"headers": {"Host": "evil.example"}}, 403),
+    ("forbidden", {"loopback_only": True}, {"headers": {"Host": "evil.example"}}, 403),
     ("deadline_exceeded", {}, {"json": {**BODY, "timeout": 1e-9}}, 504),
     ("server_error", {"runner": ScriptedRunner(before=fail)}, {"json": BODY}, 500),
     ("server_error", {"runner": ScriptedRunner(before=fail)}, {"json": {**BODY, "stream": True}}, 500),
@@ -108,7 +108,7 @@ def test_requests_that_are_not_taken_now_are_refusals() -> None:
     async def run() -> Counts:
         service = build_service()
         async with in_process(service) as client:
-            service.readiness.drain()
+            service.readiness.set_draining()
             assert (await client.post(COMPLETIONS, json=BODY)).status_code == 503
             assert (await client.get("/ready")).status_code == 503
         return counted(await page_of(service), "legato_refusals_total")

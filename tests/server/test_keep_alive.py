@@ -40,7 +40,7 @@ class Pause:
 
 
 def text_with(path: str, keep_alive: float, pause: Pause, **body: object) -> str:
-    service = build_service(ScriptedRunner(before=pause), keep_alive=keep_alive)
+    service = build_service(ScriptedRunner(before=pause), sse_keep_alive=keep_alive)
     response = ask(path, {**BODIES[path], "max_tokens": 3, **body}, service=service)
     assert response.status_code == 200, response.text
     return response.text
@@ -78,7 +78,7 @@ def test_a_whole_answer_has_no_comments() -> None:
 
 
 def test_the_official_client_does_not_see_comments(start_server: StartServer, connect: Connect) -> None:
-    server = start_server(ScriptedRunner(before=Pause(0, 0.1)), keep_alive=0.02)
+    server = start_server(ScriptedRunner(before=Pause(0, 0.1)), sse_keep_alive=0.02)
     client: openai.OpenAI = connect(server)
     chunks = list(client.completions.create(model=MODEL, prompt="hi", max_tokens=3, stream=True))
     assert "".join(chunk.choices[0].text for chunk in chunks) == "abc"
@@ -91,7 +91,7 @@ def test_an_error_after_comments_is_an_event() -> None:
         Pause(0, 0.1)(plan)
         raise RuntimeError("the device is on fire")
 
-    service = build_service(ScriptedRunner(before=failing), keep_alive=0.02)
+    service = build_service(ScriptedRunner(before=failing), sse_keep_alive=0.02)
     response = ask(COMPLETIONS, BODIES[COMPLETIONS], service=service)
     assert response.status_code == 200
     assert response.text.startswith(COMMENT)
@@ -100,7 +100,7 @@ def test_an_error_after_comments_is_an_event() -> None:
 
 
 def test_refusals_keep_their_status_however_short_the_silence() -> None:
-    service = build_service(keep_alive=0.000001)
+    service = build_service(sse_keep_alive=0.000001)
     response = ask(COMPLETIONS, {"prompt": "x" * 600, "stream": True}, service=service)
     assert response.status_code == 400
 

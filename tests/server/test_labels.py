@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from server_rig import ask, build_service
 
-from legato.server.protocol import ChatBody, CompletionBody, Message, TextPart
-from legato.server.strict import Body
-from legato.server.tools import CalledFunction, FunctionTool, Tool, ToolCall
-from legato.server.unknown_fields import MAX_LINES, UnknownFields
+from legato.server.schema.base import Body
+from legato.server.schema.bodies import ChatBody, CompletionBody, Message, TextPart
+from legato.server.schema.tools import CalledFunction, FunctionTool, Tool, ToolCall
+from legato.server.schema.unknown_fields import MAX_LOGGED, UnknownFields
 from legato.text.chat import ChatTemplate
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -125,7 +125,7 @@ def test_elsewhere_it_is_refused_or_ignored_as_the_operator_wants(
     assert refused.json()["error"]["message"] == f"unknown field {field}"
     taken = ask(path, body, service=build_service(unknown_fields=UnknownFields(ignore=True)))
     assert taken.status_code == 200, taken.text
-    assert [r.getMessage() for r in caplog.records if r.name == "legato.server.unknown_fields"] == [
+    assert [r.getMessage() for r in caplog.records if r.name == "legato.server.schema.unknown_fields"] == [
         f"requests have the unknown field {inner or field}; it is ignored"
     ]
 
@@ -134,17 +134,17 @@ def test_the_log_does_not_grow_with_the_names_that_clients_think_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     unknown = UnknownFields()
-    for number in range(3 * MAX_LINES):
-        unknown.met(f"name{number}", "messages[]")
-        unknown.met("my secret is 0000", "messages[]")
-        unknown.met("x" * 65, "messages[]")
+    for number in range(3 * MAX_LOGGED):
+        unknown.check(f"name{number}", "messages[]")
+        unknown.check("my secret is 0000", "messages[]")
+        unknown.check("x" * 65, "messages[]")
     lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == MAX_LINES + 1
+    assert len(lines) == MAX_LOGGED + 1
     assert not any("secret" in line or "xxx" in line for line in lines)
     assert lines[1] == (
         "requests have the unknown field messages[].(a name that is no identifier); it is ignored"
     )
-    assert lines[-1] == f"more than {MAX_LINES} unknown fields: further ones are not logged"
+    assert lines[-1] == f"more than {MAX_LOGGED} unknown fields: further ones are not logged"
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
 

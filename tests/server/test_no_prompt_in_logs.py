@@ -22,10 +22,10 @@ import legato.engine.cost_file
 from legato.cli.logs import JsonFormatter, LineFormatter, configure
 from legato.config import ServerSettings
 from legato.engine.async_engine import AsyncEngine
-from legato.server.failures import log_unhandled
-from legato.server.protocol import ChatBody, CompletionBody
+from legato.server.schema.base import Body
+from legato.server.schema.bodies import ChatBody, CompletionBody
 from legato.server.service import Service
-from legato.server.strict import Body
+from legato.server.transport.errors import log_unhandled
 from legato.text.chat import ChatTemplate
 from legato.text.fake import FakeTokenizer
 

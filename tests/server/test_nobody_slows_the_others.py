@@ -25,11 +25,11 @@ from legato.engine.loop import Abort, Inbox
 from legato.engine.output import Delta
 from legato.errors import QueueFullError
 from legato.sampling_params import SamplingParams
-from legato.server import event_loop, work_pool
-from legato.server.event_loop import MAX_SOCKETS, Turns, TurnSelector, run
-from legato.server.replies import Replies
+from legato.server.generation.replies import Replies
 from legato.server.service import Limits
-from legato.server.work_pool import LONG_THREADS, SHORT, WorkPool
+from legato.server.transport import event_loop, work_pool
+from legato.server.transport.event_loop import MAX_SOCKETS, Turns, TurnSelector, run
+from legato.server.transport.work_pool import LONG_THREADS, MAX_SHORT, WorkPool
 
 
 class StandIn:
@@ -72,13 +72,13 @@ def test_a_turn_that_is_short_is_not_cut() -> None:
 
     async def main() -> list[bool]:
         was_long = [turns.is_long]
-        threading.Event().wait(3 * event_loop.SLICE_S)
+        threading.Event().wait(3 * event_loop.MAX_SLICE_S)
         was_long.append(turns.is_long)
         await asyncio.sleep(0)
         return [*was_long, turns.is_long]
 
     assert run(main(), turns) == [False, True, False]
-    assert turns.longest >= 3 * event_loop.SLICE_S
+    assert turns.longest >= 3 * event_loop.MAX_SLICE_S
     assert turns.busy >= turns.longest
 
 
@@ -186,9 +186,9 @@ def test_short_work_does_not_wait_for_long_work() -> None:
 
     async def main() -> str:
         pool = WorkPool()
-        long = [asyncio.create_task(pool.run(SHORT + 1, go_on.wait)) for _ in range(10)]
+        long = [asyncio.create_task(pool.run(MAX_SHORT + 1, go_on.wait)) for _ in range(10)]
         await asyncio.sleep(0.05)
-        done = await asyncio.wait_for(pool.run(SHORT, lambda: "short"), 10)
+        done = await asyncio.wait_for(pool.run(MAX_SHORT, lambda: "short"), 10)
         assert not any(task.done() for task in long)
         go_on.set()
         assert await asyncio.gather(*long) == [True] * 10
@@ -200,7 +200,7 @@ def test_short_work_does_not_wait_for_long_work() -> None:
 def test_small_work_is_done_in_the_loop_and_large_work_beside_it() -> None:
     async def main() -> list[str]:
         pool = WorkPool()
-        sizes = (0, work_pool.INLINE, work_pool.INLINE + 1, SHORT, SHORT + 1)
+        sizes = (0, work_pool.MAX_INLINE, work_pool.MAX_INLINE + 1, MAX_SHORT, MAX_SHORT + 1)
         return [await pool.run(size, lambda: threading.current_thread().name) for size in sizes]
 
     here = threading.current_thread().name
@@ -213,18 +213,18 @@ def test_the_pool_is_bounded_and_skips_work_that_nobody_waits_for() -> None:
 
     async def main() -> None:
         pool = WorkPool(max_waiting=4)
-        busy = [asyncio.create_task(pool.run(SHORT + 1, go_on.wait)) for _ in range(2)]
-        left = asyncio.create_task(pool.run(SHORT + 1, lambda: done.append(1)))
-        stays = asyncio.create_task(pool.run(SHORT + 1, lambda: done.append(2)))
+        busy = [asyncio.create_task(pool.run(MAX_SHORT + 1, go_on.wait)) for _ in range(2)]
+        left = asyncio.create_task(pool.run(MAX_SHORT + 1, lambda: done.append(1)))
+        stays = asyncio.create_task(pool.run(MAX_SHORT + 1, lambda: done.append(2)))
         await asyncio.sleep(0.05)
         with pytest.raises(QueueFullError, match="4 requests wait"):
-            await pool.run(SHORT + 1, lambda: None)
-        assert await pool.run(SHORT, lambda: 7) == 7
+            await pool.run(MAX_SHORT + 1, lambda: None)
+        assert await pool.run(MAX_SHORT, lambda: 7) == 7
         left.cancel()
         go_on.set()
         await asyncio.gather(stays, *busy)
         with pytest.raises(ZeroDivisionError):
-            await pool.run(SHORT + 1, lambda: 1 // 0)
+            await pool.run(MAX_SHORT + 1, lambda: 1 // 0)
 
     asyncio.run(main())
     assert done == [2]
@@ -238,9 +238,11 @@ def test_work_that_nobody_waits_for_holds_nothing_while_it_is_in_its_queue() -> 
 
     async def main() -> None:
         pool, go_on = WorkPool(), threading.Event()
-        busy = [asyncio.create_task(pool.run_in_thread(SHORT + 1, go_on.wait)) for _ in range(LONG_THREADS)]
+        busy = [
+            asyncio.create_task(pool.run_in_thread(MAX_SHORT + 1, go_on.wait)) for _ in range(LONG_THREADS)
+        ]
         text = Text()
-        left = asyncio.create_task(pool.run_in_thread(SHORT + 1, partial(id, text)))
+        left = asyncio.create_task(pool.run_in_thread(MAX_SHORT + 1, partial(id, text)))
         await asyncio.sleep(0)
         left.cancel()
         await asyncio.wait([left])
@@ -257,7 +259,9 @@ def test_work_that_nobody_waits_for_holds_nothing_while_it_is_in_its_queue() -> 
 def test_a_pool_that_is_no_longer_used_ends_its_threads() -> None:
     async def main() -> list[threading.Thread]:
         pool = WorkPool()
-        return [await pool.run_in_thread(size, threading.current_thread) for size in (SHORT, SHORT + 1)]
+        return [
+            await pool.run_in_thread(size, threading.current_thread) for size in (MAX_SHORT, MAX_SHORT + 1)
+        ]
 
     threads = asyncio.run(main())
     gc.collect()
@@ -278,7 +282,7 @@ def test_long_work_has_a_lower_priority_than_steps() -> None:
 
     async def main() -> list[int]:
         pool = WorkPool()
-        return [await pool.run(size, niceness) for size in (0, SHORT, SHORT + 1)]
+        return [await pool.run(size, niceness) for size in (0, MAX_SHORT, MAX_SHORT + 1)]
 
     here, short, long = asyncio.run(main())
     assert here == short
@@ -363,9 +367,11 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
 ) -> None:
     async def main() -> httpx.Response:
         service = build_service()
-        assert service.tokenizer.longest_token == len("<bos>")
+        assert service.model.tokenizer.longest_token == len("<bos>")
         for name in ("encode", "encode_chat"):
-            monkeypatch.setattr(type(service.tokenizer), name, lambda *_, **__: pytest.fail("tokenized"))
+            monkeypatch.setattr(
+                type(service.model.tokenizer), name, lambda *_, **__: pytest.fail("tokenized")
+            )
         async with in_process(service) as client:
             return await client.post(path, json=body)
 
@@ -398,15 +404,15 @@ def test_a_place_in_the_queue_is_taken_before_the_work(monkeypatch: pytest.Monke
 
     async def main() -> None:
         service = build_service(engine_options={"max_waiting": 2}, max_running=1)
-        assert service.chat_template is not None
-        render = type(service.chat_template).render
+        assert service.model.chat_template is not None
+        render = type(service.model.chat_template).render
 
         def slow(*arguments: Any, **options: Any) -> Any:
             begun.release()
             assert go_on.wait(10)
             return render(*arguments, **options)
 
-        monkeypatch.setattr(type(service.chat_template), "render", slow)
+        monkeypatch.setattr(type(service.model.chat_template), "render", slow)
         body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
         async with in_process(service) as client:
             first = [asyncio.create_task(client.post("/v1/chat/completions", json=body)) for _ in range(3)]

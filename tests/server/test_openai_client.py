@@ -27,7 +27,7 @@ from server_rig import (
     spelled,
 )
 
-from legato.server.guards import ApiKeys
+from legato.server.transport.api_keys import ApiKeys
 from legato.text.fake import FakeTokenizer
 
 USER: Any = [{"role": "user", "content": "hi"}]

@@ -9,9 +9,9 @@ import pytest
 from server_rig import ScriptedRunner, StartServer, ask, build_service, spelled
 
 from legato.server.app import create_app
-from legato.server.guards import OPEN_PATHS, ApiKeys
-from legato.server.protocol import ChatBody, CompletionBody
+from legato.server.schema.bodies import ChatBody, CompletionBody
 from legato.server.service import Limits
+from legato.server.transport.api_keys import OPEN_PATHS, ApiKeys
 
 CONFIG = """
 [checks.positive_data_acceptance]

@@ -7,16 +7,16 @@ from server_rig import ask, build_service
 
 from legato.cli.serve import _needs_guard, _service, _stand_in
 from legato.config import load_settings
-from legato.server.guards import ApiKeys
-from legato.server.own_machine import is_loopback
-from legato.server.run import bind
+from legato.server.transport.api_keys import ApiKeys
+from legato.server.transport.loopback_guard import is_loopback
+from legato.server.transport.sockets import bind
 
 COMPLETIONS = "/v1/completions"
 BODY = {"prompt": "hi", "max_tokens": 1}
 
 
 def status(headers: dict[str, str], method: str = "POST", **changes: object) -> int:
-    service = build_service(**{"own_machine_only": True, **changes})
+    service = build_service(**{"loopback_only": True, **changes})
     path = COMPLETIONS if method == "POST" else "/v1/models"
     answer = ask(path, BODY, method=method, headers=headers, service=service)
     if answer.status_code == 403:
@@ -97,7 +97,7 @@ def test_pages_that_the_operator_allows_are_answered_also_before_they_ask() -> N
     allowed = ("https://ui.example",)
     assert status({"Host": "localhost", "Origin": "https://ui.example"}, allowed_origins=allowed) == 200
     headers = {"Host": "localhost", "Origin": "https://ui.example", "Access-Control-Request-Method": "POST"}
-    service = build_service(own_machine_only=True, allowed_origins=allowed)
+    service = build_service(loopback_only=True, allowed_origins=allowed)
     assert ask(COMPLETIONS, method="OPTIONS", headers=headers, service=service).status_code == 200
     assert status({"Host": "localhost", "Origin": "https://ui.example.evil"}, allowed_origins=allowed) == 403
 
@@ -110,7 +110,7 @@ def test_a_page_behind_the_same_name_is_no_other_page() -> None:
 
 def test_a_server_for_others_looks_at_neither() -> None:
     headers = {"Host": "llm.example.org", "Origin": "https://evil.example"}
-    assert status(headers, own_machine_only=False) == 200
+    assert status(headers, loopback_only=False) == 200
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_the_command_line_does_not_guard_a_unix_socket_nor_forget_names() -> Non
         assert not _needs_guard(listener, ApiKeys([]))
     settings = load_settings(None, {"allowed_hosts": ["a.example"]})
     served = _stand_in(settings, "gemma3-270m", noise=False)
-    service = _service(served, settings, ApiKeys([]), own_machine_only=True)
-    assert (service.own_machine_only, service.allowed_hosts) == (True, ("a.example",))
+    service = _service(served, settings, ApiKeys([]), loopback_only=True)
+    assert (service.access.loopback_only, service.access.allowed_hosts) == (True, ("a.example",))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost", "a.localhost"])

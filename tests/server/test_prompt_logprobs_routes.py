@@ -18,7 +18,7 @@ from server_rig import (
 )
 
 from legato.engine.fake import next_token
-from legato.server.completions import CompletionWording
+from legato.server.routes.completions import CompletionFormatter
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = "Your answer: Yes é"
@@ -177,7 +177,7 @@ def test_a_long_prompts_scores_are_worded_off_the_event_loop(
 ) -> None:
     """Thousands of entries take longer to write than a token of somebody else's may wait."""
     threads: list[bool] = []
-    whole, chunks = CompletionWording.whole, CompletionWording.chunks
+    whole, chunks = CompletionFormatter.whole, CompletionFormatter.chunks
 
     def note(method: Any) -> Any:
         def noted(*arguments: Any, **more: Any) -> Any:
@@ -186,8 +186,8 @@ def test_a_long_prompts_scores_are_worded_off_the_event_loop(
 
         return noted
 
-    monkeypatch.setattr(CompletionWording, "whole", note(whole))
-    monkeypatch.setattr(CompletionWording, "chunks", note(chunks))
+    monkeypatch.setattr(CompletionFormatter, "whole", note(whole))
+    monkeypatch.setattr(CompletionFormatter, "chunks", note(chunks))
     body = {"prompt": [7] * 400, "prompt_logprobs": 1, "max_tokens": 2, "stream": streamed}
     response = ask(COMPLETIONS, body, service=build_service(plain_runner()))
     assert response.status_code == 200

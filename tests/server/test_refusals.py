@@ -9,7 +9,7 @@ import pytest
 from server_rig import MAX_LEN, ScriptedRunner, ask, build_service, in_process, json_bytes
 
 from legato.engine.async_engine import AsyncEngine
-from legato.server.protocol import ChatBody, CompletionBody
+from legato.server.schema.bodies import ChatBody, CompletionBody
 from legato.text.fake import FakeTokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from server_rig import MAX_LEN, ask, events_of
 
-from legato.server.notices import HEADER, MAX_CHARS, notice_headers
+from legato.server.generation.notices import MAX_CHARS, NOTICE_HEADER, notice_headers
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 NUM_PROMPT = MAX_LEN - 12
@@ -32,7 +32,7 @@ def test_n_08_a_limit_above_the_room_left_is_that_room_and_a_header_says_so(
     assert answer.status_code == 200, answer.text
     usage = events_of(answer.text)[-1]["usage"] if stream else answer.json()["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (NUM_PROMPT, 12)
-    assert answer.headers[HEADER] == f"{name}: 65535 asked for, 12 possible after the prompt"
+    assert answer.headers[NOTICE_HEADER] == f"{name}: 65535 asked for, 12 possible after the prompt"
 
 
 @pytest.mark.parametrize("num_asked", [1, 11, 12])
@@ -40,7 +40,7 @@ def test_n_08_a_limit_above_the_room_left_is_that_room_and_a_header_says_so(
 def test_a_limit_that_fits_is_kept_without_a_word(path: str, num_asked: int) -> None:
     answer = ask_for(path, NUM_PROMPT, max_tokens=num_asked)
     assert answer.json()["usage"]["completion_tokens"] == num_asked
-    assert HEADER not in answer.headers
+    assert NOTICE_HEADER not in answer.headers
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
@@ -49,14 +49,14 @@ def test_n_08_minus_one_is_no_limit(path: str) -> None:
     answer = ask_for(path, MAX_LEN - 40, max_tokens=-1)
     assert answer.json()["usage"]["completion_tokens"] == 40
     assert answer.json()["choices"][0]["finish_reason"] == "length"
-    assert HEADER not in answer.headers
+    assert NOTICE_HEADER not in answer.headers
 
 
 def test_each_of_several_prompts_gets_its_own_room() -> None:
     prompts = [[1] * (MAX_LEN - 3), [1] * (MAX_LEN - 7)]
     answer = ask(COMPLETIONS, {"prompt": prompts, "max_tokens": 5, "return_token_ids": True})
     assert [len(choice["token_ids"]) for choice in answer.json()["choices"]] == [3, 5]
-    assert answer.headers[HEADER] == "max_tokens: 5 asked for, 3 possible after the prompt"
+    assert answer.headers[NOTICE_HEADER] == "max_tokens: 5 asked for, 3 possible after the prompt"
 
 
 @pytest.mark.parametrize("asked", [{}, {"max_tokens": -1}, {"max_tokens": MAX_LEN}, {"max_tokens": 65535}])

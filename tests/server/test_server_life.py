@@ -20,8 +20,9 @@ from server_rig import RunningServer, ScriptedRunner, StartServer, build_service
 from legato.config import Settings
 from legato.core.step_plan import StepPlan
 from legato.errors import ConfigError
-from legato.server.lobby import lobby
-from legato.server.run import KEEP_ALIVE_S, bind, serve
+from legato.server.transport.loading import loading_server
+from legato.server.transport.server import KEEP_ALIVE_S, serve
+from legato.server.transport.sockets import bind
 
 STREAM = {"prompt": "hi", "max_tokens": 30, "stream": True}
 
@@ -218,7 +219,7 @@ def test_c_12_running_and_waiting_streams_all_finish(start_server: StartServer) 
 def test_g_12_a_step_that_hangs_makes_the_server_unhealthy_until_it_returns(
     start_server: StartServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("legato.server.run.WATCH_S", 0.01)
+    monkeypatch.setattr("legato.server.transport.server.WATCH_S", 0.01)
     go_on = threading.Event()
 
     def hang(plan: StepPlan) -> None:  # noqa: ARG001
@@ -244,7 +245,7 @@ def test_an_address_is_answered_while_its_model_loads_and_served_from_then_on() 
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     with httpx.Client(base_url=url) as client:
-        with lobby(listener):
+        with loading_server(listener):
             for path in ("/health", "/ping"):
                 answer = client.get(path)
                 assert (answer.status_code, answer.json()) == (200, {"status": "loading"})

@@ -114,8 +114,8 @@ def test_a_server_that_loads_or_drains_is_alive_and_not_ready_and_refuses_work()
                 if status == "loading":
                     service.readiness.__init__()  # type: ignore[misc]
                 else:
-                    service.readiness.drain()
-                obstacle = service.readiness.obstacle
+                    service.readiness.set_draining()
+                obstacle = service.readiness.problem
                 answer = await client.get("/health")
                 assert (answer.status_code, answer.json()) == (200, {"status": status})
                 for answer in (

@@ -45,7 +45,7 @@ class Watcher:
 
 def limited(max_waiting: int, *, step_seconds: float = 0.02) -> Service:
     service = build_service(ScriptedRunner(before=slow(step_seconds)))
-    engine = AsyncEngine(service.engine.engine, service.tokenizer, max_waiting=max_waiting)
+    engine = AsyncEngine(service.engine.engine, service.model.tokenizer, max_waiting=max_waiting)
     return replace(service, engine=engine)
 
 
@@ -313,7 +313,9 @@ def test_d_17_single_requests_do_not_take_the_room_of_a_request_of_many_replies(
     in: 4 may run and 20 wait, so beside the 22 there is room for 2."""
     held = threading.Event()
     service = build_service(ScriptedRunner(before=lambda _: held.wait(10) and None))
-    service = replace(service, engine=AsyncEngine(service.engine.engine, service.tokenizer, max_waiting=20))
+    service = replace(
+        service, engine=AsyncEngine(service.engine.engine, service.model.tokenizer, max_waiting=20)
+    )
     many, one = {"prompt": [1], "max_tokens": 1, "n": 22}, {"prompt": [1], "max_tokens": 1}
 
     async def burst() -> list[int]:

@@ -462,7 +462,7 @@ def test_a_base_model_without_a_template_says_so() -> None:
 def test_templates_are_asked_once_for_their_form() -> None:
     template = ChatTemplate(TEMPLATES["hermes"], bos_token="", eos_token="")
     service = build_service(chat_template=template)
-    assert service.tool_use is service.tool_use
+    assert service.model.tool_use is service.model.tool_use
 
 
 @pytest.mark.parametrize(

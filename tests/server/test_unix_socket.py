@@ -11,9 +11,9 @@ import pytest
 from server_rig import RunningServer, build_service
 
 from legato.errors import ConfigError
-from legato.server.lobby import lobby
-from legato.server.run import url_of
-from legato.server.unix_socket import bind_unix, remove_unix
+from legato.server.transport.loading import loading_server
+from legato.server.transport.sockets import url_of
+from legato.server.transport.unix_socket import bind_unix, remove_unix
 
 
 def client_of(path: Path) -> httpx.Client:
@@ -39,7 +39,7 @@ def test_requests_are_answered_while_it_loads_and_after(
 ) -> None:
     path = tmp_path / "legato.sock"
     listener = bind_unix(path, mode=0o600, backlog=16)
-    with lobby(listener), client_of(path) as client:
+    with loading_server(listener), client_of(path) as client:
         assert client.get("/health").status_code in (200, 503)
         assert client.get("/ready").status_code == 503
     server = unix_server(listener)

@@ -1,0 +1,1 @@
+"""The request bodies: fields, types, ranges, and the errors that name a field."""

@@ -1,0 +1,2 @@
+"""HTTP over sockets: connections, limits, errors, server-sent events, start and shutdown. It knows no
+route."""

@@ -156,9 +156,10 @@ def build_service(
         vocab_size=VOCAB,
         grammars=fake_grammars(),
     )
+    model = _changed(model, changes)
     service = Service(
         engine=AsyncEngine(engine, model.tokenizer, **(engine_options or {})),
-        model=_changed(model, changes),
+        model=model,
         access=_changed(AccessRules(), changes),
         metrics_text=lambda: (metrics.render(), CONTENT_TYPE),
         http=http,
@@ -207,6 +208,11 @@ def ask(
 
 def json_bytes(body: object) -> bytes:
     return json.dumps(body).encode()
+
+
+async def serve_service(service: Service, listener: socket.socket, **options: Any) -> None:
+    """Serve until a shutdown. `options` are those of `transport.server.serve`."""
+    await serve(create_app(service), ServiceLifecycle(service), listener, **options)
 
 
 class RunningServer:
@@ -271,9 +277,8 @@ class RunningServer:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._shutdown = Shutdown()
-        await serve(
-            create_app(self.service),
-            ServiceLifecycle(self.service),
+        await serve_service(
+            self.service,
             self._listener,
             on_ready=self._on_ready,
             shutdown=self._shutdown,

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ from server_rig import (
 )
 
 from legato.core.step_plan import SampleRow
-from legato.engine.async_engine import AsyncEngine
 from legato.text.fake import FakeTokenizer
 
 HI = [BOS, 104, 105]
@@ -215,10 +213,10 @@ def test_a_15_an_end_within_a_token_leaves_every_sampled_token_its_entry(
     tokens: list[int], stop: str | None, text: str
 ) -> None:
     def answered(**body: object) -> Any:
-        service = build_service(ScriptedRunner(lambda row: [*tokens, 33, 33][row.num_generated]))
-        engine = AsyncEngine(service.engine.engine, Words())
+        runner = ScriptedRunner(lambda row: [*tokens, 33, 33][row.num_generated])
+        service = build_service(runner, tokenizer=Words())
         body = {"prompt": "hi", "stop": stop, "logprobs": 2, "max_tokens": 9, "return_token_ids": True} | body
-        response = ask("/v1/completions", body, service=replace(service, engine=engine))
+        response = ask("/v1/completions", body, service=service)
         return events_of(response.text) if body.get("stream") else response.json()["choices"][0]
 
     choice = answered()

@@ -25,9 +25,8 @@ SERVE = """
 import asyncio, logging, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from server_rig import ScriptedRunner, build_service
+from server_rig import ScriptedRunner, build_service, serve_service
 from legato.server.transport.event_loop import Turns, run
-from legato.server.transport.server import serve
 from legato.server.transport.sockets import bind
 from legato.server.transport.shutdown import exit_process
 
@@ -48,7 +47,7 @@ async def main():
         loop.call_later(1.0, time.sleep, 60)
     service = build_service(ScriptedRunner(before=before))
     ready = partial(print, flush=True)
-    await serve(service, bind("127.0.0.1", 0), on_ready=ready, shutdown_timeout=timeout)
+    await serve_service(service, bind("127.0.0.1", 0), on_ready=ready, shutdown_timeout=timeout)
 
 run(main(), Turns())
 exit_process()

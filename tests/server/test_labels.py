@@ -155,7 +155,7 @@ def test_the_page_in_the_docs_has_exactly_these_labels() -> None:
     body = told.pop("the body of `/v1/completions` and `/v1/chat/completions")
     assert body == CompletionBody.labels == ChatBody.labels
     assert told == {place: set(kind.labels) for place, kind in PLACES.items()}
-    assert {kind.place for kind in PLACES.values()} == PLACES.keys()
+    assert {kind.location for kind in PLACES.values()} == PLACES.keys()
 
 
 def test_n_04_the_examples_of_the_case_are_answered() -> None:

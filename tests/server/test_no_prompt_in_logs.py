@@ -21,7 +21,6 @@ import legato.config.settings
 import legato.engine.cost_file
 from legato.cli.logs import JsonFormatter, LineFormatter, configure
 from legato.config import ServerSettings
-from legato.engine.async_engine import AsyncEngine
 from legato.server.schema.base import Body
 from legato.server.schema.bodies import ChatBody, CompletionBody
 from legato.server.service import Service
@@ -220,8 +219,7 @@ class BrokenTemplate(ChatTemplate):
 
 
 def with_tokenizer(tokenizer: FakeTokenizer) -> Service:
-    service = build_service()
-    return replace(service, engine=AsyncEngine(service.engine.engine, tokenizer))
+    return build_service(tokenizer=tokenizer)
 
 
 BROKEN = {
@@ -239,7 +237,7 @@ def test_an_unforeseen_error_is_logged_with_its_place_and_type_and_without_its_t
 ) -> None:
     body = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 2, "stream": stream}
     built = BROKEN[part]  # an engine's thread starts once
-    tokenizer = built.tokenizer
+    tokenizer = built.model.tokenizer
     assert isinstance(tokenizer, FakeTokenizer)
     service = replace(with_tokenizer(tokenizer), chat_template=built.chat_template)
     with logged(kind()) as log:

@@ -286,7 +286,7 @@ def test_long_work_has_a_lower_priority_than_steps() -> None:
 
     here, short, long = asyncio.run(main())
     assert here == short
-    assert long == min(here + work_pool.NICENESS, 19) or long == work_pool.NICENESS
+    assert long == min(here + work_pool.LONG_NICENESS, 19) or long == work_pool.NICENESS
 
 
 def test_bodies_that_are_held_are_limited_and_let_go_with_the_answer() -> None:

@@ -2,13 +2,11 @@
 field's name, before anything is computed."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from server_rig import MAX_LEN, ScriptedRunner, ask, build_service, in_process, json_bytes
 
-from legato.engine.async_engine import AsyncEngine
 from legato.server.schema.bodies import ChatBody, CompletionBody
 from legato.text.fake import FakeTokenizer
 
@@ -322,8 +320,7 @@ class WithoutBos(FakeTokenizer):
 
 @pytest.mark.parametrize("prompt", ["", [""], ["hi", ""]])
 def test_b_07_an_empty_text_without_a_bos_is_refused(prompt: object) -> None:
-    service = build_service()
-    service = replace(service, engine=AsyncEngine(service.engine.engine, WithoutBos()))
+    service = build_service(tokenizer=WithoutBos())
     answer = ask(COMPLETIONS, {"prompt": prompt}, service=service)
     assert answer.status_code == 400
     assert (answer.json()["error"]["param"], answer.json()["error"]["message"]) == (

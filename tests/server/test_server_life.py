@@ -15,13 +15,21 @@ from pathlib import Path
 
 import httpx
 import pytest
-from server_rig import RunningServer, ScriptedRunner, StartServer, build_service, slow, wait_until
+from server_rig import (
+    RunningServer,
+    ScriptedRunner,
+    StartServer,
+    build_service,
+    serve_service,
+    slow,
+    wait_until,
+)
 
 from legato.config import Settings
 from legato.core.step_plan import StepPlan
 from legato.errors import ConfigError
 from legato.server.transport.loading import loading_server
-from legato.server.transport.server import KEEP_ALIVE_S, serve
+from legato.server.transport.server import KEEP_ALIVE_S
 from legato.server.transport.sockets import bind
 
 STREAM = {"prompt": "hi", "max_tokens": 30, "stream": True}
@@ -81,7 +89,7 @@ def test_two_starts_that_bind_together_cannot_both_serve() -> None:
     with first, bind("127.0.0.1", port) as second:
         first.listen()
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1 port {port}"):
-            asyncio.run(serve(build_service(), second, on_ready=lambda line: None))  # noqa: ARG005
+            asyncio.run(serve_service(build_service(), second, on_ready=lambda line: None))  # noqa: ARG005
 
 
 def test_a_second_signal_does_not_wait_for_a_step_that_hangs(start_server: StartServer) -> None:
@@ -219,7 +227,7 @@ def test_c_12_running_and_waiting_streams_all_finish(start_server: StartServer) 
 def test_g_12_a_step_that_hangs_makes_the_server_unhealthy_until_it_returns(
     start_server: StartServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("legato.server.transport.server.WATCH_S", 0.01)
+    monkeypatch.setattr("legato.server.service.WATCH_INTERVAL_S", 0.01)
     go_on = threading.Event()
 
     def hang(plan: StepPlan) -> None:  # noqa: ARG001

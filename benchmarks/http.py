@@ -143,7 +143,7 @@ async def serve_fake(step_seconds: float, streams: int, report: Path) -> None:
 
     runner = FakeRunner(num_blocks=NUM_BLOCKS, block_size=BLOCK, vocab_size=ASCII, step_seconds=seconds)
     pool = BlockPool(NUM_BLOCKS, BLOCK)
-    engine = Engine(Scheduler(config, pool), runner, clock=time.monotonic)
+    engine = Engine.on_runner(Scheduler(config, pool), runner, clock=time.monotonic)
     metrics = Metrics(model_name="fake", budget=config.max_batch_tokens, blocks=pool)
     ends = Ends()
     engine.observe(metrics)

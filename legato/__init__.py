@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from legato.config import EngineSettings, ModelSettings
-    from legato.engine.asking import Completion
     from legato.engine.async_llm import AsyncLLM
+    from legato.engine.inputs import Completion
     from legato.engine.llm import LLM
-    from legato.engine.output import Delta
+    from legato.engine.output_processor import Delta
     from legato.engine.params import SamplingParams
     from legato.errors import (
         ConfigError,

@@ -7,7 +7,7 @@ from rich.markup import escape
 
 from legato.cli.load import load_llm
 from legato.config import Settings
-from legato.engine.asking import chat_prompt
+from legato.engine.inputs import chat_prompt
 from legato.errors import RequestError, StepError
 
 with contextlib.suppress(ImportError):  # not on every system; gives `input` line editing and a history
@@ -21,7 +21,7 @@ def talk(settings: Settings, system: str | None, max_tokens: int, temperature: f
     asked = {} if temperature is None else {"temperature": temperature}
     llm = load_llm(settings, alone=True, for_chat=True)
     console = Console()
-    console.print(f"[bold]{escape(llm.built.name)}[/bold]. {HELP}")
+    console.print(f"[bold]{escape(llm.model.name)}[/bold]. {HELP}")
     start: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
     messages: list[dict[str, object]] = list(start)
     while line := _read(console):
@@ -31,8 +31,8 @@ def talk(settings: Settings, system: str | None, max_tokens: int, temperature: f
         messages.append({"role": "user", "content": line})
         answer = ""
         try:
-            ids = chat_prompt(llm.built, messages)
-            room = llm.built.max_model_len - len(ids)
+            ids = chat_prompt(llm.model, messages)
+            room = llm.model.max_model_len - len(ids)
             params = llm.get_default_sampling_params(max_tokens=max(1, min(max_tokens, room)), **asked)
             for delta in llm.stream(ids, params):
                 console.print(delta.text, end="", markup=False, highlight=False, soft_wrap=True)

@@ -43,7 +43,7 @@ def examine(settings: Settings, as_json: bool) -> None:
     """Load the model, report, test. Exit status 1 if the self-test fails."""
     llm = load_llm(settings, as_server=True)
     report = {"versions": _versions(), "machine": _machine(), "model": _model(llm)}
-    report["choices"] = dict(llm.built.choices)
+    report["choices"] = dict(llm.model.choices)
     report["self-test"] = _self_test(llm)
     passed = "failed" not in " ".join(report["self-test"].values())
     if as_json:
@@ -57,9 +57,9 @@ def examine(settings: Settings, as_json: bool) -> None:
 def check_exactness(settings: Settings, seconds: float, seed: int) -> None:
     """Print what was compared as JSON. Exit status 1 if any logits differed."""
     llm = load_llm(settings)
-    report = llm.built.check_exactness(seconds, seed)
+    report = llm.model.check_exactness(seconds, seed)
     exact = report.mismatches == 0
-    print(json.dumps({"exact": exact, **asdict(report), "choices": dict(llm.built.choices)}, indent=2))
+    print(json.dumps({"exact": exact, **asdict(report), "choices": dict(llm.model.choices)}, indent=2))
     if not exact:
         raise SystemExit(1)
 
@@ -80,7 +80,7 @@ def _machine() -> dict[str, str]:
 
 
 def _model(llm: "LLM") -> dict[str, str]:
-    built, spec = llm.built, llm.built.spec
+    built, spec = llm.model, llm.model.spec
     windows = sorted({layer.window for layer in spec.layers if layer.window is not None})
     return {
         "name": built.name,
@@ -100,16 +100,16 @@ def _self_test(llm: "LLM") -> dict[str, str]:
     In a crowd sums run in another order, so a choice between two nearly equal tokens may fall otherwise:
     the comparison ends before the first such choice.
     """
-    prompt, answer = KNOWN_ANSWERS.get(llm.built.name, (None, None))
+    prompt, answer = KNOWN_ANSWERS.get(llm.model.name, (None, None))
     tests = {"known answer": "none is recorded for this model"}
     params = SamplingParams(max_tokens=8, temperature=0.0, logprobs=2)
     if prompt is None:
-        prompt = llm.built.tokenizer.encode("The capital of France is")
+        prompt = llm.model.tokenizer.encode("The capital of France is")
     alone = llm.generate(prompt, params, show_progress=False)[0]
     if answer is not None:
         right = list(alone.token_ids) == answer
         tests["known answer"] = "passed" if right else f"failed: {alone.token_ids}, expected {answer}"
-    room = llm.built.max_model_len - len(prompt) - params.max_tokens
+    room = llm.model.max_model_len - len(prompt) - params.max_tokens
     crowd = [[*prompt, *prompt[-1:] * min(n, room)] for n in (3, 40, 300)]
     beside = llm.generate([*crowd, prompt], params, show_progress=False)[-1]
     clear = list(itertools.takewhile(_is_clear, alone.logprobs or ()))

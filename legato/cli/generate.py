@@ -23,8 +23,8 @@ def print_reply(
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal of another alphabet
     llm = load_llm(settings, alone=True)
-    ids = llm.built.tokenizer.encode(prompt)
-    room = llm.built.max_model_len - len(ids)
+    ids = llm.model.tokenizer.encode(prompt)
+    room = llm.model.max_model_len - len(ids)
     params = SamplingParams(
         max_tokens=max_tokens or max(1, min(DEFAULT_MAX_TOKENS, room)),
         temperature=temperature,

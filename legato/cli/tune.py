@@ -30,7 +30,7 @@ from legato.tune.words import recommendation, verified
 from legato.workload.arrival import Arrival, select
 
 if TYPE_CHECKING:
-    from legato.engine.build import Built
+    from legato.engine.build import LoadedModel
 
 DEFAULT_SCENARIO = "documents"
 VERIFY_S = 60.0
@@ -104,7 +104,7 @@ def tune_model(
         write(outputs.plot, page(tuning, f"legato tune: {in_words(costs)}", "\n".join(lines)))
 
 
-def _build(settings: Settings, progress: Callable[[str], None]) -> "Built":
+def _build(settings: Settings, progress: Callable[[str], None]) -> "LoadedModel":
     files = find_files(settings.model.model, cache_dir=cache_dir(), progress=progress)
     with importing():  # torch takes seconds, and a cost file needs none
         from legato.engine.build import build
@@ -115,7 +115,7 @@ def _build(settings: Settings, progress: Callable[[str], None]) -> "Built":
     return build(settings.model, engine, cache_dir=cache_dir(), files=files, progress=progress)
 
 
-def _verify(built: "Built", tuning: Tuning, arrivals: Sequence[Arrival]) -> Verification:
+def _verify(built: "LoadedModel", tuning: Tuning, arrivals: Sequence[Arrival]) -> Verification:
     chosen = select(arrivals, duration=VERIFY_S)
     print(f"serving {len(chosen)} requests in real time, {chosen[-1].time:.0f} s", file=sys.stderr)
     engine = built.new_engine(tuning.engine, tuning.bench.costs)

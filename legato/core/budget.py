@@ -125,6 +125,11 @@ class Budget(Protocol):
         """A step of this shape took `seconds`, from its decision to its tokens."""
         ...
 
+    @property
+    def prompt_token_seconds(self) -> float | None:
+        """The predicted seconds of one prompt token. None if the budget does not depend on time."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class FixedBudget:
@@ -137,6 +142,10 @@ class FixedBudget:
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Ignored: this budget does not depend on time."""
+
+    @property
+    def prompt_token_seconds(self) -> None:
+        return None
 
 
 class TargetBudget:
@@ -179,3 +188,7 @@ class TargetBudget:
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         self.model.observe(shape, seconds)
+
+    @property
+    def prompt_token_seconds(self) -> float:
+        return self.model.cost.prefill

@@ -1,4 +1,4 @@
-"""From settings to an engine: the one place that knows all the parts."""
+"""Builds an engine from settings. This module alone knows all components."""
 
 import time
 from bisect import bisect_right
@@ -14,11 +14,11 @@ from legato.core.state import SchedulerConfig
 from legato.cost.cost_model import CostModel
 from legato.cost.step_cost import StepCost, StepShape
 from legato.engine.cost_file import CostFile
-from legato.engine.costs import step_costs
 from legato.engine.engine import Engine
 from legato.engine.protocol import Runner
 from legato.engine.scheduling import make_scheduler, resolve_target, scheduler_config
-from legato.engine.text_parts import load_text
+from legato.engine.step_costs import step_costs
+from legato.engine.text_components import load_text_components
 from legato.errors import ConfigError
 from legato.models.load import OpenedModel, open_checked
 from legato.models.source import ModelFiles, find_files
@@ -31,39 +31,42 @@ from legato.text.sampling_defaults import SamplingDefaults
 from legato.text.tokenizer import Tokenizer
 
 COST_CHOICES = ("device", "dtype", "attention", "weights")
-"""Choices of the runner that steps cost more or less by."""
+"""The choices of the runner that affect the cost of steps."""
 EXAMPLE_CONTEXT = 512
-"""Tokens before each decode of the step that the start tells of."""
+"""The context of each decode in the step that the start-up output describes."""
 TOKENS_PER_REQUEST = 1024
-"""The default KV cache has room for this many tokens of each running request, or for one of full length."""
+"""The default KV cache has room for this many tokens of each running request, or for one request of full
+length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
-    """An engine with what surrounds it."""
+class LoadedModel:
+    """A model with its engine, tokenizer and chat template."""
 
     engine: Engine
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
-    """None for a base model: it has no chat format."""
+    """None for a base model."""
     sampling_defaults: SamplingDefaults
-    """What a request gets that does not say how to sample."""
+    """The sampling parameters of requests that do not set them."""
     name: str
-    """What the model is called in the API."""
+    """The name in the API."""
     source: Path
-    """The model's file or folder."""
+    """The file or folder of the model."""
     spec: ModelSpec
     settings: EngineSettings
-    """Those in force: an automatic target is a number."""
+    """The settings in force, with a number in place of an automatic target."""
     choices: Mapping[str, str]
-    """What was chosen, and why, in words."""
+    """What was chosen and why, for the start-up output."""
     check_exactness: Callable[[float, int], ExactnessReport]
-    """Compare logits bit by bit over random schedules: (seconds, seed). Not while the engine has work."""
+    """(seconds, seed): compare logits bit by bit over random schedules. Must not be called while the engine
+    has work."""
     measure_costs: Callable[[], CostFile]
-    """Measure what steps cost, for some seconds. Not after the engine had work: it writes over the cache."""
+    """Measure the costs of steps, for some seconds. It overwrites the KV cache, so call it before the engine
+    has work."""
     new_engine: Callable[[EngineSettings, CostFile], Engine]
-    """Another engine for the same model: other settings of the scheduler, and known costs. Only one of them
-    may have work."""
+    """Another engine for the same model, with other scheduler settings and known costs. Only one of them may
+    have work."""
 
     @property
     def max_model_len(self) -> int:
@@ -78,19 +81,19 @@ def build(
     files: ModelFiles | None = None,
     progress: Callable[[str], None] = lambda _: None,
     for_chat: bool = False,
-) -> Built:
-    """Load a model and build its engine. `progress` is told each stage in words; `files` are the model's, if
-    they were found already.
+) -> LoadedModel:
+    """Load a model and build its engine.
 
-    Raises `ModelError` for the model's files and `ConfigError` for settings that do not go with it; with
-    `for_chat` also for a model without a chat template. All that is wrong beside the weights is said before
-    they are read.
+    `progress` is called with a description of each stage. `files` are the model's files, if they are known
+    already. Raises `ModelError` for invalid model files and `ConfigError` for settings that do not fit the
+    model, with `for_chat` also for a model without a chat template. All other errors are raised before the
+    weights are read.
     """
     files = files or find_files(model.model, cache_dir=cache_dir, progress=progress)
     opened = open_checked(files, cache_dir=cache_dir, progress=progress)
     max_model_len = _max_model_len(model.max_model_len, opened.spec)
     progress(f"reading the tokenizer of {opened.name}")
-    text = load_text(model, opened, files, for_chat=for_chat)
+    text = load_text_components(model, opened, files, for_chat=for_chat)
     loaded = load_runner(opened, _runner_options(model, engine, max_model_len), progress=progress)
     pool = BlockPool(loaded.runner.num_blocks, loaded.runner.block_size)
     capacity = pool.num_blocks * pool.block_size
@@ -112,8 +115,8 @@ def build(
     costs = measure_costs().cost_model() if engine.calibrate and engine.tpot_target_ms else CostModel()
     settings = resolve_target(settings, costs)
     scheduler = make_scheduler(settings, config, pool, costs)
-    return Built(
-        engine=Engine(scheduler, loaded.runner, clock=time.monotonic),
+    return LoadedModel(
+        engine=Engine.on_runner(scheduler, loaded.runner, clock=time.monotonic),
         tokenizer=text.tokenizer,
         chat_template=text.chat_template,
         sampling_defaults=text.sampling_defaults,
@@ -135,7 +138,7 @@ def _new_engine(runner: Runner, config: SchedulerConfig, engine: EngineSettings,
     pool = BlockPool(runner.num_blocks, runner.block_size)
     config = scheduler_config(engine, max_model_len=config.max_model_len, vocab_size=config.vocab_size)
     scheduler = make_scheduler(engine, config, pool, costs.cost_model())
-    return Engine(scheduler, runner, clock=time.monotonic)
+    return Engine.on_runner(scheduler, runner, clock=time.monotonic)
 
 
 def _runner_options(model: ModelSettings, engine: EngineSettings, max_model_len: int) -> RunnerOptions:

@@ -1,8 +1,8 @@
-"""What steps cost on this machine: a few seconds of made-up steps, run before any request comes.
+"""Measures what steps cost on this machine: a few seconds of made-up steps before any request arrives.
 
-The right chunk size is measured, not derived. The steps are those that prices differ on: decodes few and
-many, with short and long contexts; chunks short and long, at the start of a text and far into it; and both
-together. Knows the `Runner` protocol and nothing of models.
+The measured steps differ in what the prices differ on: few and many decodes, with short and long contexts;
+short and long chunks, at the start of a text and deep in it; and both together. This module knows the
+`Runner` protocol and no models.
 """
 
 import random
@@ -25,22 +25,20 @@ from legato.metrics.journal import StepRecord
 from legato.sampling_params import SamplingParams
 
 ROUNDS = 3
-"""Times that every step is measured; other programs disturb some of them."""
-LONGEST_S, LONGEST_STEPS = 1.0, 4
-"""A step that is expected to take longer, and longer than this number of single decodes, is left out: larger
-ones follow from the smaller."""
+"""How often each step is measured, because other programs disturb some of them."""
+MAX_STEP_S, MAX_STEP_DECODES = 1.0, 4
+"""A step is left out if it is predicted to take longer than this many seconds and than this many single
+decodes. The costs of larger steps follow from smaller ones."""
 DECODES = (1, 4, 16, 64)
 CHUNKS = (32, 64, 128, 256, 512)
-SHORT, LONG = 64, 4096
-"""Contexts."""
-DISTURBED = 3.0
-"""A step that took so many times what all of them together predict was held up by something else: it says
-nothing about steps."""
-FIRST_ROUND = 3
-"""The first round may take so many times as long as all of them should: without it, larger steps of a slow
-model would be guessed."""
-OWN_STEPS, OWN_SHARE = 24, 0.1
-"""Steps over which the engine's own time is taken, and the most of the calibration that they may last."""
+SHORT_CONTEXT, LONG_CONTEXT = 64, 4096
+OUTLIER_RATIO = 3.0
+"""A step that took more than this multiple of the final prediction was disturbed, and is left out."""
+FIRST_ROUND_FACTOR = 3
+"""The first round may take this multiple of the time for all rounds. Otherwise the larger steps of a slow
+model would not be measured at all."""
+OVERHEAD_STEPS, OVERHEAD_SHARE = 24, 0.1
+"""The engine's own time is measured over this many steps, and for at most this share of the calibration."""
 
 
 def calibrate(
@@ -51,65 +49,70 @@ def calibrate(
     clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[tuple[StepShape, float], ...]:
-    """Run and time steps, for about `max_seconds`; where one round takes longer, for at most `FIRST_ROUND`
-    times as long. Returns each shape with the seconds that it took, one at least. Steps that were held up are
-    left out.
+    """Run and time steps for about `max_seconds`, or for `FIRST_ROUND_FACTOR` times as long if one round
+    takes longer.
 
-    A step is what there is from the tokens before it to its own: to the model's part, timed for each shape,
-    comes what the engine itself takes between two of them, timed once.
+    Returns (shape, seconds) of each measured step, at least one. Disturbed steps are left out.
 
-    The KV cache must be unused: what is written to it belongs to nobody.
+    The time of a step is the time between the tokens before it and its own tokens. So it is the model's
+    time, which is measured for each shape, plus the engine's time between two steps, which is measured once.
+
+    The KV cache must be unused, because its content is overwritten.
     """
     plans = list(_plans(runner, config))
     samples: list[tuple[StepShape, float]] = []
-    runner.run(plans[0])  # whatever the first step sets up is not the price of a step, however long it takes
-    own = engine_seconds(runner, config, clock=clock, max_seconds=OWN_SHARE * max_seconds)
+    runner.run(plans[0])  # The first step also sets things up. Its time is not the price of a step.
+    overhead = engine_seconds(runner, config, clock=clock, max_seconds=OVERHEAD_SHARE * max_seconds)
     started = clock()
     runner.run(plans[0])
-    first = max(clock() - started, MIN_STEP_PRICE) + own
-    # with prices of another scale nearly all steps of a slow model would seem to be held up
+    first = max(clock() - started, MIN_STEP_PRICE) + overhead
+    # With prices of another scale, nearly all steps of a slow model would look disturbed.
     model = CostModel(prior=PRIOR.times(first / PRIOR.seconds(plans[0].shape)))
     began = clock()
     for number in range(1, ROUNDS + 1):
         progress(f"measuring what steps cost, round {number} of {ROUNDS}")
         for plan in plans:
             shape = plan.shape
-            end = began + max_seconds * (FIRST_ROUND if number == 1 else 1)
-            if clock() > end or model.cost.seconds(shape) > max(LONGEST_S, LONGEST_STEPS * first):
+            end = began + max_seconds * (FIRST_ROUND_FACTOR if number == 1 else 1)
+            if clock() > end or model.cost.seconds(shape) > max(MAX_STEP_S, MAX_STEP_DECODES * first):
                 continue
             started = clock()
             runner.run(plan)
-            seconds = clock() - started + own
+            seconds = clock() - started + overhead
             model.observe(shape, seconds)
             samples.append((shape, seconds))
-    return tuple(s for s in samples if s[1] <= DISTURBED * model.cost.seconds(s[0])) or tuple(samples)
+    undisturbed = (s for s in samples if s[1] <= OUTLIER_RATIO * model.cost.seconds(s[0]))
+    return tuple(undisturbed) or tuple(samples)
 
 
 def engine_seconds(
     runner: Runner, config: SchedulerConfig, *, clock: Callable[[], float], max_seconds: float
 ) -> float:
-    """What scheduling, planning and telling add to a step of the model: the median over some steps in which
-    eight sequences decode. 0 if the KV cache has no room for them."""
+    """The seconds that the engine adds to a step of the model: the median over steps with eight decodes.
+
+    0 if the KV cache has no room for eight sequences.
+    """
     num = min(8, config.max_running)
-    longest = min(config.max_model_len, runner.num_blocks // num * runner.block_size)
-    if longest < 4:
+    max_length = min(config.max_model_len, runner.num_blocks // num * runner.block_size)
+    if max_length < 4:
         return 0.0
-    engine = Engine(Scheduler(config, BlockPool(runner.num_blocks, runner.block_size)), runner, clock=clock)
-    times = _Times()
+    pool = BlockPool(runner.num_blocks, runner.block_size)
+    engine = Engine.on_runner(Scheduler(config, pool), runner, clock=clock)
+    times = _StepTimes()
     engine.observe(times)
-    params = SamplingParams(max_tokens=min(OWN_STEPS, longest - 1), temperature=0.0)
+    params = SamplingParams(max_tokens=min(OVERHEAD_STEPS, max_length - 1), temperature=0.0)
     for number in range(num):
         request_id = RequestId(f"calibration {number}")
         engine.submit(Request(id=request_id, prompt=(number,), params=params, arrival=clock()))
     end = clock() + max_seconds
     while engine.has_work and clock() < end:
         engine.step()
-    own = [later - earlier - model for (earlier, _), (later, model) in pairwise(times.steps)]
-    return max(median(own), 0.0) if own else 0.0
+    overheads = [later - earlier - model for (earlier, _), (later, model) in pairwise(times.steps)]
+    return max(median(overheads), 0.0) if overheads else 0.0
 
 
-class _Times:
-    """An observer: when each step ended, and how long the model took."""
+class _StepTimes:
+    """An observer that records when each step ended and how long the model took."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[float, float]] = []
@@ -123,18 +126,18 @@ class _Times:
 
 
 def _plans(runner: Runner, config: SchedulerConfig) -> Iterator[StepPlan]:
-    """Small ones first. None larger than the settings or the KV cache."""
+    """The steps to measure, small ones first. None is larger than the settings or the KV cache allow."""
     capacity = min(config.max_model_len, runner.num_blocks * runner.block_size)
     decodes = [num for num in DECODES if num < config.max_running] + [config.max_running]
     chunks = [length for length in CHUNKS if length <= min(config.max_batch_tokens, capacity)]
-    far = min(LONG, capacity // 2)
+    deep = min(LONG_CONTEXT, capacity // 2)
     beside = min(8, config.max_running)
     for num in decodes:
-        for context in (SHORT, far):
+        for context in (SHORT_CONTEXT, deep):
             yield _plan(runner, config, num, min(context, capacity - 1), 0, 0)
     for length in chunks:
         yield _plan(runner, config, 0, 0, 0, length)
-        for start in (0, far):
+        for start in (0, deep):
             if start + length <= capacity and beside + length <= config.max_batch_tokens:
                 yield _plan(runner, config, beside, min(512, capacity - 1), start, length)
 
@@ -144,14 +147,17 @@ def _plan(
 ) -> StepPlan:
     """Decodes at position `context`, and a chunk in the middle of a prompt unless `length` is 0."""
     draw = random.Random(length)
-    num_blocks, size = runner.num_blocks, runner.block_size
+    num_blocks, block_size = runner.num_blocks, runner.block_size
+    runs = [(context, 1)] * num_decodes
+    if length:
+        runs.append((start, length))
     seqs: list[ForwardSeq] = []
     first = 0
-    for at, count in [(context, 1)] * num_decodes + [(start, length)] * (length > 0):
-        needed = -(-(at + count) // size)
-        blocks = tuple((first + i) % num_blocks for i in range(needed))  # their own, as long as there are
+    for position, count in runs:
+        needed = -(-(position + count) // block_size)
+        blocks = tuple((first + i) % num_blocks for i in range(needed))  # Shared only if there are too few.
         tokens = tuple(draw.randrange(config.vocab_size) for _ in range(count))
-        seqs.append(ForwardSeq(RequestId(f"calibration {len(seqs)}"), tokens, at, blocks))
+        seqs.append(ForwardSeq(RequestId(f"calibration {len(seqs)}"), tokens, position, blocks))
         first += needed
     params = SamplingParams(max_tokens=1, temperature=0.0)
     rows = tuple(SampleRow(i, seqs[i].request_id, params, 0) for i in range(num_decodes))

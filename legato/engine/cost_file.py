@@ -1,7 +1,9 @@
-"""What steps cost, in a file: the samples of a calibration, and what they were measured on.
+"""A file of measured step costs: the samples of a calibration, and the machine and settings that were
+measured.
 
-`legato serve` keeps such files so as to calibrate once, `legato tune` writes them, `legato simulate` and
-`legato serve --simulate` read them. JSON: a person can read it, and another program can make one.
+`legato serve` caches such files, so that it calibrates only once. `legato tune` writes them. `legato
+simulate` and `legato serve --simulate` read them. The format is JSON, so that people can read it and other
+programs can write it.
 """
 
 import hashlib
@@ -24,7 +26,7 @@ MAX_SAMPLES = 100_000
 
 
 class Sample(BaseModel):
-    """A step that was measured; the fields of `StepShape`, and how long it took."""
+    """A measured step: the fields of `StepShape`, and its seconds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
 
@@ -49,42 +51,43 @@ class Sample(BaseModel):
 
 
 class CostFile(BaseModel):
-    """Samples in the order in which they were measured."""
+    """The content of a cost file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True)
 
     format: Literal[1] = 1
     model: str
-    """The model's name."""
+    """The name of the model."""
     measured_on: dict[str, str]
-    """Machine and choices, in words."""
+    """The machine and the choices that affect costs."""
     vocab_size: Size
     max_model_len: Size
     block_size: Size
     num_blocks: Size
     samples: Annotated[tuple[Sample, ...], Field(min_length=1, max_length=MAX_SAMPLES)]
+    """In the order of measurement."""
     sha256: str | None = None
-    """Of all the rest, in a file that Legato wrote. A file that somebody else makes need not have it."""
+    """The digest of all other fields. Legato writes it. Files of other programs need not have it."""
 
     def digest(self) -> str:
-        """What `sha256` has to be."""
+        """The expected value of `sha256`."""
         content = json.dumps(self.model_dump(exclude={"sha256"}), sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
     def cost_model(self) -> CostModel:
-        """A model that has learned from the samples."""
+        """A cost model that has learned from the samples."""
         return CostModel([(sample.shape, sample.seconds) for sample in self.samples])
 
     def ratios(self, cost: StepCost) -> tuple[float, ...]:
-        """measured / predicted by `cost` of each sample, sorted: how far steps of one shape differ."""
+        """measured / predicted of each sample, sorted: how much steps of the same shape vary."""
         return tuple(sorted(sample.seconds / cost.seconds(sample.shape) for sample in self.samples))
 
 
 def read_cost_file(path: Path) -> CostFile:
-    """Raises `ConfigError` that names the file and what is wrong with it."""
+    """Raises `ConfigError` that names the file and the problem."""
     try:
         content = read_bounded(path)
-    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+    except (OSError, ValueError) as error:  # ValueError: not a valid file name.
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"cost file {path}: cannot be read ({reason})") from None
     try:
@@ -102,7 +105,7 @@ def read_cost_file(path: Path) -> CostFile:
 
 
 def write_cost_file(path: Path, costs: CostFile) -> None:
-    """Whole or not at all. Raises `ConfigError` if it cannot be written; what was there then stays."""
+    """Write a file atomically. Raises `ConfigError` if it cannot be written; an existing file then stays."""
     part = path.with_name(f"{path.name}.part{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

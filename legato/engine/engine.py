@@ -1,8 +1,8 @@
-"""The engine: scheduler, runner and journal joined into one `step`. One thread, no queue, no text.
+"""The engine: scheduler, executor and journal joined into one `step`. It has no thread, no queue and no text.
 
-    schedule -> commit -> plan -> run -> complete
+    schedule -> commit -> execute -> complete
 
-Everything above it only decides who calls `step`: a thread of its own (`loop`), or the caller (`llm`).
+The layers above only decide who calls `step`: a thread (`loop`), or the caller (`llm`).
 """
 
 import logging
@@ -10,13 +10,12 @@ from collections.abc import Callable
 
 from legato.core.events import Event
 from legato.core.lifecycle import FinishReason
-from legato.core.plan import plan
 from legato.core.request import Request, RequestId
-from legato.core.schedule import Schedule
 from legato.core.scheduler import Scheduler
-from legato.core.step_plan import StepResult
+from legato.engine.executor import RunnerExecutor
 from legato.engine.progress import ProgressReports
-from legato.engine.protocol import Observer, Runner
+from legato.engine.protocol import Executor, Observer, Runner
+from legato.engine.queue_limits import EngineLoad
 from legato.errors import LegatoError
 from legato.metrics.journal import StepRecord
 
@@ -24,116 +23,123 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Runs requests on a runner. `clock` gives seconds and never goes back."""
+    """Runs requests. `clock` returns seconds and never goes back."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner | None, *, clock: Callable[[], float]) -> None:
-        """`runner` is None only for a subclass that computes steps in another way."""
-        pool = scheduler.state.pool
-        if runner and (pool.num_blocks > runner.num_blocks or pool.block_size != runner.block_size):
-            raise ValueError(
-                f"the pool has {pool.num_blocks} blocks of {pool.block_size} tokens, "
-                f"the runner {runner.num_blocks} of {runner.block_size}"
-            )
+    def __init__(self, scheduler: Scheduler, executor: Executor, *, clock: Callable[[], float]) -> None:
         self.scheduler = scheduler
         self.clock = clock
-        self._runner = runner
+        self._executor = executor
         self._observers: list[Observer] = []
         self._progress = ProgressReports()
-        self._untold: list[Event] = []
+        self._pending_events: list[Event] = []
         """Events that no call of `step` has returned yet."""
 
+    @classmethod
+    def on_runner(cls, scheduler: Scheduler, runner: Runner, *, clock: Callable[[], float]) -> "Engine":
+        """An engine that runs its steps on `runner`. Raises ValueError if the pool does not fit its KV
+        cache."""
+        return cls(scheduler, RunnerExecutor(runner, scheduler.state.pool), clock=clock)
+
     def observe(self, observer: Observer) -> None:
-        """Tell `observer` everything from now on. Call it before the engine runs."""
+        """Call `observer` from now on. Call this before the engine runs."""
         self._observers.append(observer)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._untold) or self.scheduler.state.has_work
+        return bool(self._pending_events) or self.scheduler.state.has_work
+
+    def load(self) -> EngineLoad:
+        """What the engine does at the moment. Thread-safe: it reads only lengths and single values."""
+        state = self.scheduler.state
+        return EngineLoad(
+            num_running=len(state.running),
+            max_running=state.config.max_running,
+            is_backlogged=bool(state.waiting and state.num_left_waiting),
+            prompt_token_seconds=state.budget.prompt_token_seconds,
+        )
 
     def submit(self, request: Request) -> None:
-        """Queue a request; raises `RequestError` if it cannot be served."""
+        """Queue a request. Raises `RequestError` if it cannot be served."""
         self.scheduler.add(request)
         self._progress.follow(request)
-        self._tell(lambda observer: observer.submitted(request))
+        self._notify(lambda observer: observer.submitted(request))
 
     def abort(self, request_id: RequestId, reason: FinishReason = FinishReason.ABORT) -> tuple[Event, ...]:
-        """End a request now. An id that is not known (any more) is ignored."""
+        """End a request now. An unknown id is ignored: the request may just have ended."""
         events = self.scheduler.abort(request_id, reason)
         if events:
             self._progress.forget(request_id)
-            self._tell_aborted(request_id, reason, self.clock())
+            self._notify_aborted(request_id, reason, self.clock())
         return events
 
     def step(self) -> tuple[Event, ...]:
-        """Run one step; its events. Call it while `has_work`.
+        """Run one step and return its events. Call it while `has_work`.
 
-        If the runner raises, the requests of that step end with an error and the engine goes on; it goes on
-        as well after a KeyboardInterrupt, which is raised: the next call returns the events of both.
+        If the executor raises, the requests of that step end with an error and the engine continues. It also
+        continues after a KeyboardInterrupt, which is raised: the next call returns the events of both steps.
         """
         now = self.clock()
         self._expire(now)
         if self.scheduler.state.has_work:
             self._run_step(now)
-        events, self._untold = tuple(self._untold), []
+        events, self._pending_events = tuple(self._pending_events), []
         return events
 
     def _run_step(self, now: float) -> None:
-        scheduler, interrupt = self.scheduler, None
+        scheduler, state = self.scheduler, self.scheduler.state
+        interrupt: BaseException | None = None
         schedule = scheduler.schedule(now)
         scheduler.commit(schedule)
         error, model_time = None, 0.0
         try:
-            result = self.compute(schedule)
+            result = self._executor.execute(state, schedule)
             events, model_time = scheduler.complete(result, ended := self.clock()), result.elapsed
-        except BaseException as caught:  # whatever the model does, the loop and the other requests live on
-            if scheduler.state.in_flight is None:
+        except (
+            BaseException
+        ) as caught:  # Whatever the model does, the loop and the other requests must continue.
+            if state.in_flight is None:
                 raise
             ended = self.clock()
             error = caught.message if isinstance(caught, LegatoError) else type(caught).__name__
             events = scheduler.fail(f"the model step that this request was in failed ({error})")
             if isinstance(caught, Exception):
-                # Its text is about numbers: the runner knows no texts.
+                # The text of the exception may be logged: a runner knows no prompts, only numbers.
                 logger.exception(
                     "step %d of %d tokens failed: %s", schedule.step, schedule.num_tokens, caught
                 )
             else:
-                interrupt = caught  # Ctrl-C, an exit: the caller's business, once all is told
-        self._untold += (*self._progress.report(scheduler, schedule, ended), *events)
+                interrupt = caught  # Ctrl-C or an exit, which the caller handles after the bookkeeping.
+        self._pending_events += (*self._progress.report(state, schedule, ended), *events)
         record = StepRecord(
             schedule=schedule,
             events=events,
             ended=ended,
             model_time=model_time,
-            num_running=len(scheduler.state.running),
-            num_waiting=len(scheduler.state.waiting),
-            blocks_used=scheduler.state.pool.num_used,
-            blocks_cached=scheduler.state.pool.num_cached,
-            blocks_total=scheduler.state.pool.num_blocks,
+            num_running=len(state.running),
+            num_waiting=len(state.waiting),
+            blocks_used=state.pool.num_used,
+            blocks_cached=state.pool.num_cached,
+            blocks_total=state.pool.num_blocks,
             error=error,
         )
-        self._tell(lambda observer: observer.stepped(record))
+        self._notify(lambda observer: observer.stepped(record))
         if interrupt is not None:
             raise interrupt
 
-    def compute(self, schedule: Schedule) -> StepResult:
-        """Run the step that was just committed."""
-        assert self._runner is not None
-        return self._runner.run(plan(self.scheduler.state, schedule))
-
     def _expire(self, now: float) -> None:
-        """End what is over its deadline, before any work is done for it."""
+        """End requests whose deadline has passed, before any work is done for them."""
         for event in self.scheduler.expire(now):
-            self._untold.append(event)
-            self._tell_aborted(event.request_id, event.reason, now)
+            self._pending_events.append(event)
+            self._notify_aborted(event.request_id, event.reason, now)
 
-    def _tell_aborted(self, request_id: RequestId, reason: FinishReason, now: float) -> None:
-        self._tell(lambda observer: observer.aborted(request_id, reason, now))
+    def _notify_aborted(self, request_id: RequestId, reason: FinishReason, now: float) -> None:
+        self._notify(lambda observer: observer.aborted(request_id, reason, now))
 
-    def _tell(self, tell: Callable[[Observer], None]) -> None:
-        """Whatever becomes of metrics, requests are served: an observer that fails is told nothing more."""
+    def _notify(self, call: Callable[[Observer], None]) -> None:
+        """Requests are served even if metrics fail: an observer that raises is removed."""
         for observer in tuple(self._observers):
             try:
-                tell(observer)
+                call(observer)
             except Exception as error:
                 self._observers.remove(observer)
-                logger.exception("%s failed and is told nothing more: %s", type(observer).__name__, error)
+                logger.exception("%s failed and is not called any more: %s", type(observer).__name__, error)

@@ -1,18 +1,18 @@
-"""A runner without a model, whose every answer can be computed by hand. Product code: tests, simulations and
-clients under development use it.
+"""A runner without a model, whose results can be computed by hand. Tests, simulations and client developers
+use it.
 
-It keeps a KV cache that holds the token ids themselves, written and read through the block tables. What it
-read is a number: the sum of all token ids up to the position, plus the position. The next token is that
-modulo the vocabulary, unless it is told otherwise:
+Its KV cache contains the token ids themselves, and is written and read through the block tables. A read
+returns a number: the sum of all token ids up to the position, plus the position. By default the next token
+is that number modulo the size of the vocabulary:
 
     vocabulary 100, prompt (5, 7): the last position is 1, so the first token is (5 + 7) + 1 = 13,
     then (5 + 7 + 13) + 2 = 27, then (5 + 7 + 13 + 27) + 3 = 55.
 
-A token of a prompt has log-probability 0 if the runner would have said it there, and -1 otherwise.
+A prompt token has the log-probability 0 if the runner would have sampled it there, and -1 otherwise.
 
-A chunk at a wrong position, a wrong block table or a block given away too early changes the answer.
+A chunk at a wrong position, a wrong block table or a block that was released too early changes the result.
 
-A constraint moves it on to the next token that is allowed, after the last one to the first.
+With a constraint, it samples the next allowed token. After the last token the search continues at the first.
 """
 
 import time
@@ -32,10 +32,8 @@ from legato.errors import ConstraintError
 
 
 class FakeRunner:
-    """`step_seconds(plan)` says how long a step takes; the runner sleeps that long.
-
-    `choose(number, row)` says which token follows what was read.
-    """
+    """`step_seconds(plan)` is how long the runner sleeps in a step. `choose(number, row)` returns the token
+    to sample from the number that was read."""
 
     def __init__(
         self,
@@ -55,7 +53,7 @@ class FakeRunner:
         self._choose = choose or (lambda number, _: number % vocab_size)
         self._cache = [[0] * block_size for _ in range(num_blocks)]
         self._totals = [0] * num_blocks
-        """The sum of each block's ids: a long context is read block by block."""
+        """The sum of each block's ids, so that a long context is read block by block."""
 
     def run(self, plan: StepPlan) -> StepResult:
         seqs = plan.batch.seqs

@@ -1,4 +1,4 @@
-"""Offline use: a model in this process, driven by the caller. No thread, no server.
+"""Offline use: a model in this process, driven by the caller. There is no thread and no server.
 
 llm = LLM("gemma3-270m")
 for completion in llm.generate(["The capital of France is"], SamplingParams(max_tokens=8)):
@@ -16,20 +16,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from legato.config import EngineSettings, ModelSettings, as_sections
 from legato.core.lifecycle import FinishReason
 from legato.core.request import RequestId
-from legato.engine.asking import (
-    Asked,
+from legato.engine.build import LoadedModel, build
+from legato.engine.inputs import (
     Completion,
     Message,
+    PreparedRequest,
     Prompt,
     as_conversations,
     as_params,
     as_prompts,
-    ask,
     chat_prompt,
+    prepare,
 )
-from legato.engine.build import Built, build
-from legato.engine.output import Delta, Reply
-from legato.engine.params import SamplingParams, defaults_of
+from legato.engine.output_processor import Delta, OutputProcessor
+from legato.engine.params import SamplingParams, model_defaults
 from legato.engine.scheduling import resolve_target
 from legato.errors import ConfigError, ConstraintError, StepError
 from legato.models.source import ModelFiles
@@ -38,15 +38,15 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM:
-    """A loaded model. All that is asked for at a time runs together, in mixed batches, as in a server.
+    """A loaded model. Requests that are open at the same time run together in mixed batches, as in a server.
 
-    Whoever reads drives the engine: a step is run when somebody wants a token that is not there yet, and
-    what it gives to others waits for them.
+    The caller that reads drives the engine: a step runs whenever a token is needed that is not there yet.
+    Tokens of other open requests are buffered.
     """
 
     def __init__(
         self,
-        model: str | Path | ModelSettings | Built = "gemma3-270m",
+        model: str | Path | ModelSettings | LoadedModel = "gemma3-270m",
         settings: EngineSettings | None = None,
         *,
         cache_dir: str | Path | None = None,
@@ -57,11 +57,11 @@ class LLM:
     ) -> None:
         """Load a model by name, path or hub id.
 
-        `changes` are settings by name, of the model or the engine: `LLM("gemma3-270m", max_running=8)`.
-        `files` are the model's, if they were found already. Raises `ModelError` or `ConfigError`; with
-        `for_chat` also if it has no chat template.
+        `changes` are settings of the model or the engine by name: `LLM("gemma3-270m", max_running=8)`.
+        `files` are the model's files, if they are known already. Raises `ModelError` or `ConfigError`, with
+        `for_chat` also if the model has no chat template.
         """
-        self.built = load(
+        self.model = load(
             model,
             settings,
             changes,
@@ -71,8 +71,8 @@ class LLM:
             for_chat=for_chat,
             offline=True,
         )
-        self._open: dict[RequestId, tuple[Reply, deque[Delta]]] = {}
-        """The replies in the making, and of each the deltas that nobody read yet."""
+        self._open: dict[RequestId, tuple[OutputProcessor, deque[Delta]]] = {}
+        """The replies in progress, and the deltas of each that were not read yet."""
 
     @classmethod
     def load(cls, *arguments: Any, **values: Any) -> Self:
@@ -80,8 +80,8 @@ class LLM:
         return cls(*arguments, **values)
 
     def get_default_sampling_params(self, **changes: Any) -> SamplingParams:
-        """What the model's makers want where nothing is said (its generation_config.json), with changes."""
-        return defaults_of(self.built.sampling_defaults, **changes)
+        """The model's own sampling parameters (its generation_config.json), with changes."""
+        return model_defaults(self.model.sampling_defaults, **changes)
 
     def generate(
         self,
@@ -90,15 +90,15 @@ class LLM:
         *,
         show_progress: bool = True,
     ) -> list[Completion]:
-        """Complete prompts (texts or lists of token ids), in order.
+        """Complete prompts (texts or lists of token ids). The completions are in the same order.
 
-        `params` are for all of them, or a list with one for each; None: the model's own sampling. Raises
-        `RequestError` before any work if a prompt can never be served. A reply whose model step fails has
-        `finish_reason` error; the others go on.
+        `params` apply to all prompts, or are a list with one entry for each. None: the model's own. Raises
+        `RequestError` before any work if a prompt can never be served. A reply whose model step fails has the
+        `finish_reason` error; the others continue.
         """
         many = as_prompts(prompts)
-        asked = [ask(self.built, *pair) for pair in zip(many, as_params(params, len(many)), strict=True)]
-        return self._complete(asked, show_progress)
+        pairs = zip(many, as_params(params, len(many)), strict=True)
+        return self._complete([prepare(self.model, *pair) for pair in pairs], show_progress)
 
     def chat(
         self,
@@ -111,13 +111,14 @@ class LLM:
         continue_final_message: bool = False,
         show_progress: bool = True,
     ) -> list[Completion]:
-        """Answer a conversation, or several, in order. One is a list of messages as in OpenAI's API.
+        """OutputProcessor to one conversation or to several. A conversation is a list of messages as in
+        OpenAI's API.
 
-        The rest is as in `generate`.
+        `params`, the order and the errors are as in `generate`.
         """
         prompts = [
             chat_prompt(
-                self.built,
+                self.model,
                 conversation,
                 tools=tools,
                 chat_template_kwargs=chat_template_kwargs,
@@ -131,56 +132,58 @@ class LLM:
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
         """Complete one prompt, delta by delta. Closing the iterator aborts the request.
 
-        Raises `RequestError` if it cannot be served and `StepError` if a model step fails.
+        Raises `RequestError` if the prompt cannot be served and `StepError` if a model step fails.
         """
-        asked = ask(self.built, prompt, params)
-        return (checked_delta(delta) for _, delta in self._run([asked]))
+        prepared = prepare(self.model, prompt, params)
+        return (checked_delta(delta) for _, delta in self._run([prepared]))
 
-    def _complete(self, asked: Sequence[Asked], show_progress: bool) -> list[Completion]:
-        deltas: dict[RequestId, list[Delta]] = {one.request.id: [] for one in asked}
-        with _progress(show_progress) as bar:
-            task = bar.add_task("Prompts", total=len(asked))
-            for request_id, delta in self._run(asked):
+    def _complete(self, prepared: Sequence[PreparedRequest], show_progress: bool) -> list[Completion]:
+        deltas: dict[RequestId, list[Delta]] = {one.request.id: [] for one in prepared}
+        with _progress_bar(show_progress) as bar:
+            task = bar.add_task("Prompts", total=len(prepared))
+            for request_id, delta in self._run(prepared):
                 deltas[request_id].append(delta)
-                bar.update(task, advance=int(delta.finish is not None))
-        return [one.completion(deltas[one.request.id]) for one in asked]
+                if delta.finish is not None:
+                    bar.update(task, advance=1)
+        return [one.completion(deltas[one.request.id]) for one in prepared]
 
-    def _run(self, asked: Sequence[Asked]) -> Iterator[tuple[RequestId, Delta]]:
-        """The deltas of some requests as they come; leaving aborts what is left of them."""
-        engine = self.built.engine
-        mine = {one.request.id: Reply(one.request, self.built.tokenizer, one.text) for one in asked}
+    def _run(self, prepared: Sequence[PreparedRequest]) -> Iterator[tuple[RequestId, Delta]]:
+        """The deltas of some requests in the order of arrival. Closing the iterator aborts what still
+        runs."""
+        engine, tokenizer = self.model.engine, self.model.tokenizer
+        left = {one.request.id: OutputProcessor(one.request, tokenizer, one.text) for one in prepared}
         try:
-            for one in asked:
-                self._open[one.request.id] = mine[one.request.id], deque()
+            for one in prepared:
+                self._open[one.request.id] = left[one.request.id], deque()
                 engine.submit(one.request)
-            while mine:
-                for request_id in tuple(mine):
-                    reply, unread = self._open[request_id]
+            while left:
+                for request_id in tuple(left):
+                    processor, unread = self._open[request_id]
                     while unread:
                         yield request_id, unread.popleft()
-                    if reply.finished:
-                        del mine[request_id], self._open[request_id]
-                if mine:
+                    if processor.is_finished:
+                        del left[request_id], self._open[request_id]
+                if left:
                     self._step()
         finally:
-            for request_id in mine:
+            for request_id in left:
                 self._open.pop(request_id, None)
                 engine.abort(request_id)
 
     def _step(self) -> None:
-        """Run a step, and give each reply its part. Nobody reads on a reply that was given up."""
-        engine = self.built.engine
+        """Run a step and distribute its events. A request whose iterator was closed is not open any more."""
+        engine = self.model.engine
         for event in engine.step():
             if event.request_id not in self._open:
                 continue
-            reply, unread = self._open[event.request_id]
-            unread.append(reply.push(event))
-            if reply.must_abort:
+            processor, unread = self._open[event.request_id]
+            unread.append(processor.push(event))
+            if processor.must_abort:
                 engine.abort(event.request_id, FinishReason.STOP)
 
 
 def load(
-    model: str | Path | ModelSettings | Built,
+    model: str | Path | ModelSettings | LoadedModel,
     settings: EngineSettings | None,
     changes: Mapping[str, object],
     *,
@@ -189,12 +192,12 @@ def load(
     progress: Callable[[str], None] = lambda _: None,
     for_chat: bool = False,
     offline: bool = False,
-) -> Built:
-    """A model with its engine; one that is built already as it is. Raises `ModelError` or `ConfigError`.
+) -> LoadedModel:
+    """A model with its engine. A `LoadedModel` is returned unchanged. Raises `ModelError` or `ConfigError`.
 
-    `offline`: nobody waits for the next token, so an automatic target is none.
+    With `offline`, an automatic target means no target, because no client waits for the next token.
     """
-    if isinstance(model, Built):
+    if isinstance(model, LoadedModel):
         return model
     if not isinstance(model, str | Path | ModelSettings):
         raise ConfigError(
@@ -210,7 +213,7 @@ def load(
 
 
 def checked_delta(delta: Delta) -> Delta:
-    """A delta of a reply that has not failed. Raises `StepError` or `ConstraintError` if it has."""
+    """Raises `StepError` or `ConstraintError` if the reply has failed. Otherwise returns the delta."""
     if delta.finish is not None and delta.finish.reason is FinishReason.ERROR:
         raise StepError(delta.finish.message)
     if delta.finish is not None and delta.finish.reason is FinishReason.CONSTRAINT:
@@ -218,6 +221,6 @@ def checked_delta(delta: Delta) -> Delta:
     return delta
 
 
-def _progress(show: bool) -> Progress:
+def _progress_bar(show: bool) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), disable=not show)

@@ -1,7 +1,7 @@
-"""How a library's user wants replies to be made: checked at once, with errors that say what was expected.
+"""The sampling parameters of the library. They are checked at once, and errors say what was expected.
 
-`legato.SamplingParams` has vLLM's names. It is made of plain values and texts; the engine's own parameters
-(`legato.sampling_params`) and the rules for a reply's text are made from it, with the model's tokenizer.
+`legato.SamplingParams` has vLLM's names and contains plain values and texts. With the model's tokenizer it
+is converted to the engine's own parameters (`legato.sampling_params`) and to `DetokenizeOptions`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, SkipValidation, ValidationError, mod
 
 from legato import sampling_params
 from legato.config.faults import as_config_error
-from legato.engine.output import TextRules
+from legato.engine.output_processor import DetokenizeOptions
 from legato.errors import RequestError
 from legato.sampling_params import Constraint
 from legato.text.sampling_defaults import SamplingDefaults
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 else:
 
     class _Checked(type(BaseModel)):
-        """Makes what is wrong with a call of a class a `RequestError`."""
+        """Raises `RequestError` for an invalid call of the class."""
 
         def __call__(self, *arguments: object, **values: object) -> object:
             if arguments:
@@ -43,7 +43,7 @@ EXPECTED = {
     "allowed_token_ids": "a list of token ids",
     "logit_bias": "numbers by token id, such as {5: -1.5}",
 }
-"""What parameters must be for which pydantic tries several types."""
+"""The expected form of parameters for which pydantic would list several types."""
 
 
 def _refusal(error: ValidationError, kind: type[BaseModel]) -> RequestError:
@@ -55,7 +55,7 @@ def _refusal(error: ValidationError, kind: type[BaseModel]) -> RequestError:
 
 
 class SamplingParams(BaseModel, metaclass=_Checked):
-    """How the tokens of a reply are chosen, and when it ends."""
+    """How the tokens of a reply are chosen, and when the reply ends."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -67,44 +67,44 @@ class SamplingParams(BaseModel, metaclass=_Checked):
     )
 
     max_tokens: int = 16
-    """Most tokens of the reply. 0 only with `prompt_logprobs`: no reply at all."""
+    """The most tokens of the reply. 0 is allowed only with `prompt_logprobs`: there is no reply."""
     min_tokens: int = 0
-    """Nothing ends the reply before it has this many tokens."""
+    """The reply does not end before it has this many tokens."""
     temperature: float = 1.0
     """0 is greedy: always the most likely token."""
     top_k: int = 0
-    """Only the k most likely tokens; 0 or -1: all."""
+    """Keep the k most likely tokens. 0 and -1 keep all."""
     top_p: float = 1.0
-    """Only the smallest set of most likely tokens with at least this probability."""
+    """Keep the smallest set of most likely tokens with at least this probability."""
     min_p: float = 0.0
-    """No token that is less likely than this share of the most likely one."""
+    """Drop tokens that are less likely than this share of the most likely one."""
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int | None = None
-    """Makes the draws repeatable."""
+    """Makes the reply repeatable."""
     stop: str | Sequence[str] = ()
-    """Texts that end the reply; they are cut off."""
+    """Texts that end the reply. They are cut off."""
     stop_token_ids: set[int] | frozenset[int] | Sequence[int] = ()
-    """Tokens that end the reply, besides the model's own."""
+    """Tokens that end the reply, in addition to the model's own."""
     include_stop_str_in_output: bool = False
-    """What ended the reply stays in its text."""
+    """Keep the stop string or stop token that ends the reply in its text."""
     ignore_eos: bool = False
     """The model's own end tokens do not end the reply."""
     skip_special_tokens: bool = True
-    """Tokens that steer the model add no text."""
+    """Leave special tokens out of the text."""
     bad_words: Sequence[str | Sequence[int]] = ()
-    """Texts, or runs of token ids, that the reply does not contain."""
+    """Texts, or runs of token ids, that the reply must not contain."""
     allowed_token_ids: set[int] | frozenset[int] | Sequence[int] | None = None
-    """The only tokens that may come; None: all."""
+    """The only tokens that may be sampled. None allows all."""
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
-    """Amounts to add to the logits of tokens, by id."""
+    """Amounts that are added to the logits of tokens, by id."""
     logprobs: int | None = None
-    """Log-probability of each token, and of this many most likely ones in its place. None: neither."""
+    """Return the log-probability of each token, and of this many most likely tokens in its place."""
     prompt_logprobs: int | None = None
-    """The same for the tokens of the prompt."""
+    """The same for the prompt."""
     constraint: SkipValidation[Constraint | None] = None
-    """The form of the reply, such as a compiled grammar of `legato.text.grammar`."""
+    """A constraint on the reply, such as a compiled grammar of `legato.text.grammar`."""
 
     @model_validator(mode="after")
     def _check(self) -> "SamplingParams":
@@ -115,18 +115,21 @@ class SamplingParams(BaseModel, metaclass=_Checked):
         return self
 
     def for_engine(self, tokenizer: Tokenizer) -> sampling_params.SamplingParams:
-        """The engine's parameters, for the model of a tokenizer."""
+        """The engine's parameters, for the model with this tokenizer."""
         runs: dict[tuple[int, ...], None] = {}
         for word in self.bad_words:
-            forms = (word, f" {word}") if isinstance(word, str) else ()
-            runs |= dict.fromkeys(tuple(tokenizer.encode(form, add_special_tokens=False)) for form in forms)
-            runs |= {} if isinstance(word, str) else {tuple(word): None}
+            if isinstance(word, str):
+                texts = (word, f" {word}")
+                ids = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
+                runs |= dict.fromkeys(map(tuple, ids))
+            else:
+                runs[tuple(word)] = None
         return self._for_engine(tuple(runs), frozenset() if self.ignore_eos else tokenizer.eos_ids)
 
     @property
-    def text_rules(self) -> TextRules:
-        """How the text of the reply is made of its tokens."""
-        return TextRules(
+    def detokenize_options(self) -> DetokenizeOptions:
+        """How the text of the reply is made from its tokens."""
+        return DetokenizeOptions(
             stop=self._stops,
             include_stop=self.include_stop_str_in_output,
             skip_special=self.skip_special_tokens,
@@ -161,6 +164,6 @@ class SamplingParams(BaseModel, metaclass=_Checked):
         )
 
 
-def defaults_of(model: SamplingDefaults, **changes: Any) -> SamplingParams:
-    """What a model's makers want where nothing is said, with changes."""
+def model_defaults(model: SamplingDefaults, **changes: Any) -> SamplingParams:
+    """The model's own sampling parameters, with changes."""
     return SamplingParams(**{**model.changed, **changes})

@@ -1,53 +1,59 @@
-"""How far prompts are, for requests that asked: told after each step that changed it."""
+"""Progress reports for requests that asked for them: how far their prompts are, after each step that changed
+it."""
 
 from collections import deque
 
 from legato.core.events import ProgressEvent
 from legato.core.request import Request, RequestId
 from legato.core.schedule import Schedule
-from legato.core.scheduler import Scheduler
 from legato.core.sequence import Sequence
+from legato.core.state import SchedulerState
 
-PACE_OVER = 32
-"""Steps with chunks over which it is measured how fast prompts are read."""
+RATE_OVER = 32
+"""The prefill rate is measured over this many steps with chunks."""
 
 
 class ProgressReports:
-    """Follows requests from their submission to their first token. Costs nothing while nobody asks."""
+    """Follows requests from their submission to their first token. It costs nothing if no request asks for
+    it."""
 
     def __init__(self) -> None:
         self._last: dict[RequestId, ProgressEvent | None] = {}
-        """What was told last to each request that is followed."""
-        self._steps: deque[tuple[int, float]] = deque(maxlen=PACE_OVER)
-        """Prompt tokens and seconds."""
+        """The last report to each request that is followed."""
+        self._steps: deque[tuple[int, float]] = deque(maxlen=RATE_OVER)
+        """Prompt tokens and seconds of the last steps with chunks."""
 
     def follow(self, request: Request) -> None:
-        """Only if it wants that."""
+        """Follow a request if it asked for it."""
         if request.wants_progress:
             self._last[request.id] = None
 
     def forget(self, request_id: RequestId) -> None:
-        """It was aborted, and perhaps no step will come to notice."""
+        """Stop following a request that was aborted: perhaps no further step comes that would notice it."""
         self._last.pop(request_id, None)
 
-    def report(self, scheduler: Scheduler, schedule: Schedule, now: float) -> tuple[ProgressEvent, ...]:
-        """What is new after a step that ended `now`. A prompt that got its first token is told to be computed
-        in full; one that ended is forgotten."""
+    def report(self, state: SchedulerState, schedule: Schedule, now: float) -> tuple[ProgressEvent, ...]:
+        """The changes after a step that ended at `now`.
+
+        A prompt that got its first token is reported as fully computed, and then forgotten.
+        """
         if schedule.chunks:
             self._steps.append((schedule.num_prefill_tokens, now - schedule.now))
         if not self._last:
             return ()
         events: list[ProgressEvent] = []
-        ahead = scheduler.state.tokens_ahead()
-        places = {request_id: place for place, request_id in enumerate(scheduler.state.waiting)}
-        pace = self._seconds_a_token()
+        ahead = state.tokens_ahead()
+        positions = {request_id: position for position, request_id in enumerate(state.waiting)}
+        seconds_per_token = self._seconds_per_token()
         for request_id, last in tuple(self._last.items()):
-            sequence = scheduler.state.running.get(request_id) or scheduler.state.waiting.get(request_id)
+            sequence = state.get(request_id)
             event = None
             if sequence is not None:
                 arrival = sequence.request.arrival
-                ttft = None if pace is None else now - arrival + ahead.get(request_id, 0) * pace
-                event = _progress(sequence, places.get(request_id), ttft)
+                ttft = None
+                if seconds_per_token is not None:
+                    ttft = now - arrival + ahead.get(request_id, 0) * seconds_per_token
+                event = _progress(sequence, positions.get(request_id), ttft)
             if event is not None and not (last and _is_same(event, last)):
                 events.append(event)
             self._last[request_id] = event
@@ -55,24 +61,24 @@ class ProgressReports:
                 del self._last[request_id]
         return tuple(events)
 
-    def _seconds_a_token(self) -> float | None:
-        """Over the last steps; None before the first that worked on a prompt."""
+    def _seconds_per_token(self) -> float | None:
+        """The mean over the last steps. None before the first step with chunks."""
         num_tokens, seconds = sum(num for num, _ in self._steps), sum(seconds for _, seconds in self._steps)
         return seconds / num_tokens if num_tokens else None
 
 
-def _progress(sequence: Sequence, place: int | None, ttft: float | None) -> ProgressEvent:
+def _progress(sequence: Sequence, queue_position: int | None, ttft: float | None) -> ProgressEvent:
     num_prompt = len(sequence.request.prompt)
     return ProgressEvent(
         sequence.id,
         num_computed=min(sequence.num_computed, num_prompt),
         num_prompt=num_prompt,
         num_cached=sequence.num_cached,
-        queue_position=place,
+        queue_position=queue_position,
         predicted_ttft=ttft,
     )
 
 
 def _is_same(event: ProgressEvent, last: ProgressEvent) -> bool:
-    """But for the prediction, which changes with every step."""
+    """Whether nothing changed except the prediction, which changes in every step."""
     return event._replace(predicted_ttft=last.predicted_ttft) == last

@@ -1,4 +1,4 @@
-"""From settings to a scheduler: which budget, order and prefill policy they mean."""
+"""Creates a scheduler from settings: its config, budget and policies."""
 
 from legato.config import EngineSettings
 from legato.core.block_pool import BlockPool
@@ -10,12 +10,12 @@ from legato.core.state import SchedulerConfig
 from legato.cost.cost_model import CostModel
 from legato.cost.step_cost import StepShape
 
-COMFORTABLE = 0.2
-"""Seconds between tokens that a person who reads along does not notice: five tokens a second."""
+COMFORTABLE_GAP = 0.2
+"""Seconds between tokens that a person who reads along does not notice: five tokens per second."""
 TYPICAL_DECODES, TYPICAL_CONTEXT = 8, 512
-"""The decodes, and the tokens before each of them, for which the automatic target is chosen."""
-LEAST_PREFILL, MOST_PREFILL = 0.7, 5 / 6
-"""Shares of a step's time that the automatic target leaves to prompts beside the typical decodes."""
+"""The automatic target is chosen for this many decodes with this many tokens of context each."""
+MIN_PREFILL_SHARE, MAX_PREFILL_SHARE = 0.7, 5 / 6
+"""The share of a step's time that the automatic target leaves to prompts beside the typical decodes."""
 
 
 def scheduler_config(engine: EngineSettings, *, max_model_len: int, vocab_size: int) -> SchedulerConfig:
@@ -31,18 +31,18 @@ def scheduler_config(engine: EngineSettings, *, max_model_len: int, vocab_size: 
 
 
 def automatic_target(model: CostModel, max_decodes: int) -> float:
-    """The target in seconds for a user who names none.
+    """The target in seconds if the user sets none. `max_decodes` is the most decodes that ever run.
 
-    `COMFORTABLE`, but not so short that prompts beside the typical decodes get less than `LEAST_PREFILL` of a
-    step, and not so long that they get more than `MOST_PREFILL`. `max_decodes`: the most that ever run.
+    It is `COMFORTABLE_GAP`, but not so short that prompts beside the typical decodes get less than
+    `MIN_PREFILL_SHARE` of a step, and not so long that they get more than `MAX_PREFILL_SHARE`.
     """
     num = min(TYPICAL_DECODES, max_decodes)
-    alone = model.margin * model.cost.seconds(StepShape(num, 0, num * TYPICAL_CONTEXT, 0, True))
-    return min(max(COMFORTABLE, alone / (1 - LEAST_PREFILL)), alone / (1 - MOST_PREFILL))
+    decodes = model.margin * model.cost.seconds(StepShape(num, 0, num * TYPICAL_CONTEXT, 0, True))
+    return min(max(COMFORTABLE_GAP, decodes / (1 - MIN_PREFILL_SHARE)), decodes / (1 - MAX_PREFILL_SHARE))
 
 
 def resolve_target(engine: EngineSettings, costs: CostModel | None) -> EngineSettings:
-    """The settings with a number in place of an automatic target, which there is none of without `costs`."""
+    """The settings with a number in place of an automatic target. Without `costs`, there is no target."""
     if engine.tpot_target_ms != "auto":
         return engine
     target = 0.0 if costs is None else 1000 * automatic_target(costs, engine.running_limit)
@@ -52,7 +52,8 @@ def resolve_target(engine: EngineSettings, costs: CostModel | None) -> EngineSet
 def make_scheduler(
     engine: EngineSettings, config: SchedulerConfig, pool: BlockPool, costs: CostModel
 ) -> Scheduler:
-    """`config` is that of the settings, whose target is resolved. `costs` learns from every step."""
+    """`config` must be made from the same settings, with a resolved target. `costs` learns from every
+    step."""
     return Scheduler(
         config,
         pool,
@@ -63,7 +64,7 @@ def make_scheduler(
 
 
 def prefill_policy(prefill_chunk: int | None) -> PrefillPolicy:
-    """The policy of the setting: None fills the budget, 0 turns chunking off, n takes at most n tokens."""
+    """The policy of a setting: None fills the budget, 0 turns chunking off, n limits chunks to n tokens."""
     if prefill_chunk is None:
         return FillBudget()
     return Chunked(prefill_chunk) if prefill_chunk else WholePrompt()

@@ -166,9 +166,9 @@ class ServiceLifecycle:
         """Log what /health reports, because nobody may be asking."""
         was_stalled = False
         while self._engine.failure is None:
-            reason = self._engine.trouble
+            reason = self._engine.stall_reason
             if reason is not None and not was_stalled:
-                logger.error("%s\n%s", reason, self._engine.place)
+                logger.error("%s\n%s", reason, self._engine.stack_trace)
             elif reason is None and was_stalled:
                 logger.warning("the engine continues")
             was_stalled = reason is not None

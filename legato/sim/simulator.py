@@ -13,6 +13,7 @@ from typing import NamedTuple
 from legato.core.request import Request, RequestId
 from legato.core.schedule import Schedule
 from legato.core.scheduler import Scheduler
+from legato.core.state import SchedulerState
 from legato.core.step_plan import StepResult, TokenLogprobs
 from legato.engine.engine import Engine
 from legato.engine.protocol import Observer
@@ -24,21 +25,20 @@ from legato.workload.arrival import Arrival
 TOKEN = TokenLogprobs(0)
 
 
-class SimulatedEngine(Engine):
-    """No model and no cache: a step moves the clock on, and every token is 0.
+class SimulatedExecutor:
+    """Executes a schedule without a model: it moves the clock forward, and every token is 0.
 
-    So a reply is taken to be the beginning of nobody else's prompt.
+    So a reply is never the beginning of another request's prompt.
     """
 
-    def __init__(self, scheduler: Scheduler, times: StepTimes, clock: SimulatedClock) -> None:
-        super().__init__(scheduler, None, clock=clock)
+    def __init__(self, times: StepTimes, clock: SimulatedClock) -> None:
         self._times = times
         self._advance = clock.advance
 
-    def compute(self, schedule: Schedule) -> StepResult:
+    def execute(self, state: SchedulerState, schedule: Schedule) -> StepResult:  # noqa: ARG002
         seconds = self._times(schedule.shape)
         self._advance(seconds)
-        num_sampled = len(schedule.decodes) + sum([chunk.is_last for chunk in schedule.chunks])
+        num_sampled = len(schedule.decodes) + sum([1 for chunk in schedule.chunks if chunk.is_last])
         return StepResult((TOKEN,) * num_sampled, seconds)
 
 
@@ -64,7 +64,7 @@ def simulate(
     Request ids are places in the workload: "0", "1", ...
     """
     clock = SimulatedClock()
-    engine = SimulatedEngine(scheduler, times, clock)
+    engine = Engine(scheduler, SimulatedExecutor(times, clock), clock=clock)
     for observer in observers:
         engine.observe(observer)
     ids = range(1, scheduler.state.config.vocab_size)  # 0 is what replies are made of

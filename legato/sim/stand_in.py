@@ -76,7 +76,7 @@ def build_stand_in(
         load_template(model.chat_template or CHAT_FORMAT), bos_token="<bos>", eos_token="<eos>"
     )
     return StandIn(
-        engine=Engine(scheduler, runner, clock=time.monotonic),
+        engine=Engine.on_runner(scheduler, runner, clock=time.monotonic),
         tokenizer=tokenizer.for_chats(chat_template, trust_special_tokens=model.trust_special_tokens),
         chat_template=chat_template,
         sampling_defaults=SamplingDefaults(),

@@ -92,7 +92,7 @@ def make_engine(
     runner: Runner = WilfulRunner(fake, before)
     scheduler = Scheduler(config, BlockPool(num_blocks, block_size), prefill_policy=policy)
     ticks = itertools.count()
-    engine = Engine(scheduler, runner, clock=lambda: float(next(ticks)))
+    engine = Engine.on_runner(scheduler, runner, clock=lambda: float(next(ticks)))
     for observer in observers:
         engine.observe(observer)
     return engine

@@ -14,7 +14,7 @@ from legato.core.step_plan import StepPlan
 from legato.engine.async_engine import AsyncEngine, Stream
 from legato.engine.engine import Engine
 from legato.engine.fake import next_token
-from legato.engine.output import Delta, TextRules
+from legato.engine.output_processor import Delta, DetokenizeOptions
 from legato.errors import ContextLengthError, RequestError, UnavailableError
 from legato.sampling_params import SamplingParams
 from legato.text.fake import FakeTokenizer
@@ -124,7 +124,7 @@ def test_a_stop_string_ends_the_reply_and_frees_its_blocks() -> None:
         text = FakeTokenizer().decode(expected([5, 7], 12))
         stop = text[3:6]
         async with running(engine) as served:
-            deltas = await read(served.submit([5, 7], params(200), text=TextRules(stop=[stop])))
+            deltas = await read(served.submit([5, 7], params(200), text=DetokenizeOptions(stop=[stop])))
             for _ in range(100):
                 if watcher.aborts:
                     break
@@ -279,7 +279,7 @@ def test_an_id_is_in_use_until_the_engine_has_ended_what_had_it(end: str) -> Non
         gate = Gate()
         engine = make_engine(before=gate)
         async with running(engine) as served:
-            rules = TextRules(stop=(chr(expected([5], 1)[0]),))
+            rules = DetokenizeOptions(stop=(chr(expected([5], 1)[0]),))
             stream = served.submit([5], params(200), request_id="mine", text=rules)
             await asyncio.to_thread(gate.wait)
             if end == "stop string":
@@ -337,7 +337,7 @@ def test_a_reply_whose_last_text_cannot_be_made_ends_too() -> None:
         engine = make_engine()
         async with running(engine) as served:
             stream, other = served.submit([1], params(3)), served.submit([5, 7], params(3))
-            stream.reply._stops = Broken(())
+            stream.processor._stops = Broken(())
             deltas = await asyncio.wait_for(read(stream), 10)
             finish = deltas[-1].finish
             assert finish is not None

@@ -25,7 +25,8 @@ from legato.cost.step_cost import StepCost
 from legato.engine.async_engine import AsyncEngine
 from legato.engine.engine import Engine
 from legato.engine.fake import FakeRunner, next_token
-from legato.engine.output import Delta, Terms, TextRules
+from legato.engine.output_processor import Delta, DetokenizeOptions
+from legato.engine.requests import RequestOptions
 from legato.metrics.prometheus import Metrics
 from legato.metrics.timeline import Targets
 from legato.sampling_params import SamplingParams
@@ -78,7 +79,7 @@ async def client(served: AsyncEngine, draw: random.Random, number: int) -> Finis
     params = SamplingParams(
         max_tokens=draw.randint(0 if scores else 1, 30), prompt_logprobs=0 if scores else None
     )
-    terms = Terms(
+    terms = RequestOptions(
         priority=draw.randint(-1, 1),
         cache_salt=draw.choice(["", "tenant"]),
         tpot_target=pick(draw, None, None, 1e-6, 0.02, 0.05, 1e9),
@@ -86,10 +87,10 @@ async def client(served: AsyncEngine, draw: random.Random, number: int) -> Finis
         timeout=pick(draw, None, None, None, 0.0, 0.2, 2.0),
         wants_progress=draw.random() < 0.3,
     )
-    rules = TextRules(stop=(chr(draw.randrange(VOCAB)),) if draw.random() < 0.2 else ())
+    rules = DetokenizeOptions(stop=(chr(draw.randrange(VOCAB)),) if draw.random() < 0.2 else ())
     stay = draw.choice([0, 3, 1_000, 1_000, 1_000])
     deltas: list[Delta] = []
-    with served.submit(prompt, params, terms=terms, text=rules, request_id=f"r{number}") as stream:
+    with served.submit(prompt, params, options=terms, text=rules, request_id=f"r{number}") as stream:
         while len(deltas) < stay and (delta := await anext(stream, None)) is not None:
             deltas.append(delta)
             await asyncio.sleep(0)
@@ -148,7 +149,7 @@ def test_everybody_is_answered_and_nothing_is_left(
         budget=TargetBudget(budget, CostModel(), target=target, min_chunk=min_chunk),
         policy=SCHEDULING_POLICIES[order](budget),
     )
-    engine = Engine(scheduler, machine.runner, clock=machine.clock)
+    engine = Engine.on_runner(scheduler, machine.runner, clock=machine.clock)
     metrics = Metrics(
         model_name="fake", budget=budget, blocks=scheduler.state.pool, targets=Targets(tpot=target)
     )
@@ -164,7 +165,7 @@ def test_everybody_is_answered_and_nothing_is_left(
         await asyncio.sleep(0)  # the last events come
         assert served.failure == "the engine is shut down"
         assert not served._streams
-        assert not served._leaving
+        assert not served._aborting
         assert served._num_waiting_tokens == 0
         return ends
 

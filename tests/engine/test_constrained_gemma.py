@@ -50,20 +50,20 @@ class NoForesight(OutputLengthEstimator):
 
 def tight(llm: LLM, watcher: Watcher) -> LLM:
     """The same model with tiny chunks, and blocks for less than it has to do."""
-    engine = llm.built.engine
+    engine = llm.model.engine
     config = SchedulerConfig(
-        max_batch_tokens=16, max_running=4, max_model_len=160, vocab_size=llm.built.spec.vocab_size
+        max_batch_tokens=16, max_running=4, max_model_len=160, vocab_size=llm.model.spec.vocab_size
     )
     pool = BlockPool(5, engine.scheduler.state.pool.block_size)
     scheduler = Scheduler(config, pool, prefill_policy=Chunked(5), output_lengths=NoForesight())
-    small = Engine(scheduler, engine._runner, clock=engine.clock)
+    small = Engine.on_runner(scheduler, engine._runner, clock=engine.clock)
     small.observe(watcher)
-    return LLM(replace(llm.built, engine=small))
+    return LLM(replace(llm.model, engine=small))
 
 
 @pytest.fixture(scope="module")
 def grammars(llm: LLM) -> Grammars:
-    return Grammars(llm.built.tokenizer, llm.built.spec.vocab_size)
+    return Grammars(llm.model.tokenizer, llm.model.spec.vocab_size)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_a_call_that_is_demanded_of_a_base_model_is_valid(llm: LLM, grammars: Gr
 
 def test_no_special_token_comes_even_if_the_model_wants_nothing_else(llm: LLM, grammars: Grammars) -> None:
     form = grammars.compile(regex_source("(?s:.{40})")).result()
-    special = sorted(llm.built.tokenizer.vocabulary.special - llm.built.tokenizer.eos_ids)[:50]
+    special = sorted(llm.model.tokenizer.vocabulary.special - llm.model.tokenizer.eos_ids)[:50]
     (completion,) = replies(llm, [PROMPT], form, logit_bias=tuple((id, 100.0) for id in special))
-    assert not {*completion.token_ids[:-1]} & llm.built.tokenizer.vocabulary.special
+    assert not {*completion.token_ids[:-1]} & llm.model.tokenizer.vocabulary.special
     assert len(completion.text) == 40

@@ -160,14 +160,14 @@ def test_an_observer_that_fails_is_told_nothing_more_and_requests_are_served(
     assert watcher.submitted_ids == ["left", "late", "A"]
     assert [request_id for request_id, _ in watcher.aborts] == ["left", "late"]
     assert len(watcher.records) == 3
-    assert caplog.text.count("Broken failed and is told nothing more") == 1
+    assert caplog.text.count("Broken failed and is not called any more") == 1
     assert_idle(engine)
 
 
 def test_pool_and_runner_must_agree() -> None:
     engine = make_engine(num_blocks=8)
     with pytest.raises(ValueError, match="the pool has 8 blocks of 4 tokens, the runner 7 of 4"):
-        Engine(
+        Engine.on_runner(
             engine.scheduler,
             FakeRunner(num_blocks=7, block_size=4, vocab_size=10),
             clock=lambda: 0.0,

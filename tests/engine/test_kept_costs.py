@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from legato.config import EngineSettings
 from legato.cost.step_cost import StepShape
-from legato.engine import costs as costs_module
+from legato.engine import step_costs as costs_module
 from legato.engine.cost_file import CostFile, Sample, read_cost_file, write_cost_file
-from legato.engine.costs import step_costs
 from legato.engine.fake import FakeRunner
 from legato.engine.scheduling import scheduler_config
+from legato.engine.step_costs import step_costs
 from legato.errors import ConfigError
 
 CONFIG = scheduler_config(EngineSettings(tpot_target_ms=100.0), max_model_len=2048, vocab_size=250)

@@ -41,7 +41,7 @@ def greedy(max_tokens: int = 6, **params: object) -> SamplingParams:
 
 
 def assert_idle(llm: LLM) -> None:
-    scheduler = llm.built.engine.scheduler
+    scheduler = llm.model.engine.scheduler
     assert not scheduler.state.has_work
     assert scheduler.state.pool.num_used == 0
 
@@ -60,11 +60,11 @@ def test_a_second_batch_gets_its_own_replies_by_position(llm: LLM) -> None:
     """I-08: other prompts, of other lengths and ends, on the engine that had the first ones."""
     first = ["The capital of France is", "One, two,", "A cat"]
     second = ["Water boils at", "x", "The days of the week are Monday,"]
-    spec = llm.built.spec
+    spec = llm.model.spec
     alone = {prompt: llm.generate(prompt, greedy())[0] for prompt in (*first, *second)}
     for batch in (first, second, second[::-1]):
         assert llm.generate(batch, greedy()) == [alone[prompt] for prompt in batch]
-    assert llm.built.spec == spec
+    assert llm.model.spec == spec
     assert_idle(llm)
 
 
@@ -136,7 +136,7 @@ def test_ctrl_c_in_a_step_of_two_streams_ends_both_and_leaves_the_model_usable(
     one, other = llm.stream(FRANCE, greedy(50)), llm.stream(FRANCE, greedy(50))
     assert next(one).text == next(other).text == " the"
     with monkeypatch.context() as patch:
-        patch.setattr(llm.built.engine._runner, "run", interrupt)
+        patch.setattr(llm.model.engine._runner, "run", interrupt)
         with pytest.raises(KeyboardInterrupt):
             list(one)
     with pytest.raises(StepError, match="KeyboardInterrupt"):
@@ -162,7 +162,7 @@ def test_what_the_model_cannot_do_is_refused_at_the_start(gemma_path: Path) -> N
 
 def test_the_class_is_called_with_a_name_or_a_path_and_settings(gemma_path: Path) -> None:
     llm = LLM(gemma_path, max_num_seqs=2, num_blocks=64, block_size=16, max_model_len=300, dtype="float")
-    config = llm.built.engine.scheduler.state.config
+    config = llm.model.engine.scheduler.state.config
     assert (config.max_running, config.max_model_len) == (2, 300)
     assert llm.generate("The capital of France is", greedy(), show_progress=False)[0].token_ids == ANSWER
 
@@ -314,7 +314,7 @@ def test_a_model_that_cannot_be_loaded_as_it_is_asked_for(
 
 def test_the_async_engine_serves_many_at_once(llm: LLM) -> None:
     async def use() -> None:
-        async with AsyncLLM(llm.built) as model:
+        async with AsyncLLM(llm.model) as model:
             texts = [delta.text async for delta in model.stream(FRANCE, greedy())]
             assert "".join(texts) == " the capital of the country of"
             one, other = await asyncio.gather(
@@ -328,7 +328,7 @@ def test_the_async_engine_serves_many_at_once(llm: LLM) -> None:
             stream = model.stream(FRANCE, greedy(100))
             assert (await anext(stream)).text == " the"
             await stream.aclose()  # type: ignore[attr-defined]
-            while llm.built.engine.has_work:  # the abort is on its way
+            while llm.model.engine.has_work:  # the abort is on its way
                 await asyncio.sleep(0.01)
         with pytest.raises(UnavailableError, match="use it within `async with"):
             await model.generate(FRANCE)

@@ -8,7 +8,7 @@ from legato.core.events import FinishEvent, TokenEvent
 from legato.core.lifecycle import FinishReason
 from legato.core.request import Request, RequestId
 from legato.core.step_plan import TokenLogprobs
-from legato.engine.output import Delta, Finish, Reply, TextRules
+from legato.engine.output_processor import Delta, DetokenizeOptions, Finish, OutputProcessor
 from legato.sampling_params import SamplingParams
 from legato.text.fake import FakeTokenizer
 
@@ -16,19 +16,19 @@ TOKENIZER = FakeTokenizer()
 A = RequestId("A")
 
 
-def reply(*stops: str, min_tokens: int = 0) -> Reply:
+def reply(*stops: str, min_tokens: int = 0) -> OutputProcessor:
     params = SamplingParams(max_tokens=1000, min_tokens=min_tokens)
     request = Request(id=A, prompt=(1,), params=params, arrival=0.0)
-    return Reply(request, TOKENIZER, TextRules(stop=stops))
+    return OutputProcessor(request, TOKENIZER, DetokenizeOptions(stop=stops))
 
 
-def feed(reply: Reply, ids: list[int], end: FinishReason | None) -> list[Delta]:
+def feed(reply: OutputProcessor, ids: list[int], end: FinishReason | None) -> list[Delta]:
     """Push tokens until the reply is finished; `end` is the engine's own finish on the last one."""
     deltas = []
     for i, token in enumerate(ids):
         last = i == len(ids) - 1
         deltas.append(reply.push(TokenEvent(A, TokenLogprobs(token), end if last else None)))
-        if reply.finished:
+        if reply.is_finished:
             break
     return deltas
 
@@ -81,7 +81,7 @@ def test_an_end_from_outside_keeps_its_reason_and_the_text_so_far(reason: Finish
     deltas.append(it.push(FinishEvent(A, reason, "why")))
     assert text(deltas) == "xDE"
     assert deltas[-1].finish == Finish(reason, message="why")
-    assert it.finished
+    assert it.is_finished
 
 
 @given(body=st.text("abé", max_size=30), stops=st.lists(st.text("abé", min_size=1, max_size=3), max_size=3))

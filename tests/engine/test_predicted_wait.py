@@ -17,9 +17,10 @@ from legato.core.state import SchedulerConfig
 from legato.core.step_plan import StepPlan, StepResult, TokenLogprobs
 from legato.cost.cost_model import CostModel
 from legato.cost.step_cost import StepCost
-from legato.engine.async_engine import PACE_FROM, AsyncEngine, Stream
+from legato.engine.async_engine import AsyncEngine, Stream
 from legato.engine.engine import Engine
 from legato.engine.fake import FakeRunner
+from legato.engine.queue_limits import MIN_RATE_SAMPLES
 from legato.errors import QueueFullError
 from legato.sampling_params import SamplingParams
 from legato.text.fake import FakeTokenizer
@@ -57,7 +58,7 @@ def engine_of(max_wait: float, *, price: float | None = None) -> Iterator[tuple[
     budget = None if price is None else TargetBudget(64, CostModel(prior=cost))
     clock, runner = Clock(), Held()
     scheduler = Scheduler(config, BlockPool(512, 16), budget=budget)
-    engine = AsyncEngine(Engine(scheduler, runner, clock=clock), FakeTokenizer(), max_wait=max_wait)
+    engine = AsyncEngine(Engine.on_runner(scheduler, runner, clock=clock), FakeTokenizer(), max_wait=max_wait)
     try:
         yield engine, clock
     finally:
@@ -74,11 +75,11 @@ def test_waiting_is_limited_by_the_pace_of_the_last_prompts() -> None:
     async def main() -> None:
         with engine_of(12.0) as (engine, clock), ExitStack() as stack:
             await engine.start()
-            streams = [submit(engine, stack) for _ in range(PACE_FROM + 3)]
+            streams = [submit(engine, stack) for _ in range(MIN_RATE_SAMPLES + 3)]
             until = time.monotonic() + 10
             while not engine.engine.scheduler.state.running and time.monotonic() < until:
                 await asyncio.sleep(0.005)
-            for stream in streams[:PACE_FROM]:
+            for stream in streams[:MIN_RATE_SAMPLES]:
                 clock.now += 5
                 engine._dispatch((TokenEvent(stream.request.id, TokenLogprobs(97), None, 0),))
             with pytest.raises(QueueFullError, match="predicted to take 15 s, at most 12 s") as caught:
@@ -86,7 +87,7 @@ def test_waiting_is_limited_by_the_pace_of_the_last_prompts() -> None:
             assert caught.value.retry_after_s == 3
             with pytest.raises(QueueFullError), engine.reserve(1, 0):
                 pass
-            engine._dispatch((TokenEvent(streams[PACE_FROM].request.id, TokenLogprobs(97), None, 0),))
+            engine._dispatch((TokenEvent(streams[MIN_RATE_SAMPLES].request.id, TokenLogprobs(97), None, 0),))
             submit(engine, stack)  # two prompts are 10 s
 
     asyncio.run(main())
@@ -98,11 +99,11 @@ def test_waiting_is_limited_by_the_pace_at_which_requests_end() -> None:
     async def main() -> None:
         with engine_of(100.0) as (engine, clock), ExitStack() as stack:
             await engine.start()
-            streams = [submit(engine, stack) for _ in range(PACE_FROM + 20)]
+            streams = [submit(engine, stack) for _ in range(MIN_RATE_SAMPLES + 20)]
             until = time.monotonic() + 10
             while not engine.engine.scheduler.state.running and time.monotonic() < until:
                 await asyncio.sleep(0.005)
-            for stream in streams[:PACE_FROM]:
+            for stream in streams[:MIN_RATE_SAMPLES]:
                 clock.now += 10
                 event = TokenEvent(stream.request.id, TokenLogprobs(97), FinishReason.LENGTH, 0)
                 engine._dispatch((event,))

@@ -111,7 +111,7 @@ def test_reports_to_a_long_queue_take_time_in_proportion_to_it() -> None:
             submit(engine, f"r{i}", [i % 250, i // 250, 1, 2])
         schedule = engine.scheduler.schedule(0.0)
         engine.scheduler.commit(schedule)
-        report = partial(engine._progress.report, engine.scheduler, schedule, 1.0)
+        report = partial(engine._progress.report, engine.scheduler.state, schedule, 1.0)
         return min(timeit.repeat(report, timer=time.process_time, number=1, repeat=5))
 
     assert seconds(4_000) < 30 * seconds(500)

@@ -6,7 +6,8 @@ import random
 import pytest
 from rigs import Gate, assert_idle, make_engine
 
-from legato.engine.async_engine import AsyncEngine, Room, Stream
+from legato.engine.async_engine import AsyncEngine, Stream
+from legato.engine.queue_limits import Reservation
 from legato.errors import QueueFullError, RequestError, UnavailableError
 from legato.sampling_params import SamplingParams
 from legato.text.fake import FakeTokenizer
@@ -42,11 +43,11 @@ def test_d_17_nobody_takes_the_room_between_two_replies_of_one_request() -> None
         served = limited(gate)
         await served.start()
         with served.reserve(18, 18) as room:
-            streams = [served.submit([1], PARAMS, room=room) for _ in range(16)]
+            streams = [served.submit([1], PARAMS, reservation=room) for _ in range(16)]
             await asyncio.sleep(0)
             assert room_left(served) == MAX_RUNNING + MAX_WAITING - 18
-            streams += [served.submit([1], PARAMS, room=room) for _ in range(2)]
-            assert room == Room(0, 0)
+            streams += [served.submit([1], PARAMS, reservation=room) for _ in range(2)]
+            assert room == Reservation(0, 0)
         gate.open(1000)
         for stream in streams:
             with stream:
@@ -64,8 +65,8 @@ def test_the_prompt_tokens_of_replies_to_come_are_reserved_too() -> None:
         served = limited(gate, max_tokens=MAX_TOKENS)
         await served.start()
         with served.reserve(2, 50) as room:
-            first = served.submit([1] * 25, PARAMS, room=room)
-            assert room == Room(1, 25)
+            first = served.submit([1] * 25, PARAMS, reservation=room)
+            assert room == Reservation(1, 25)
             with pytest.raises(QueueFullError, match="50 prompt tokens wait and the request brings 11 more"):
                 served.submit([1] * 11, PARAMS)
             with served.submit([1] * 10, PARAMS):
@@ -89,7 +90,7 @@ def test_a_reservation_that_finds_no_room_takes_none_and_one_that_is_left_gives_
             with served.reserve(5, 5):
                 assert room_left(served) == 0
             assert room_left(served) == 5
-        with served.reserve(20, 20) as room, served.submit([1], PARAMS, room=room):
+        with served.reserve(20, 20) as room, served.submit([1], PARAMS, reservation=room):
             pass
         with (
             pytest.raises(RequestError, match="21 replies; at most 8 may run and 12 wait"),
@@ -112,12 +113,12 @@ def test_the_end_of_the_server_waits_for_replies_that_have_their_room() -> None:
         served = limited(gate)
         await served.start()
         with served.reserve(2, 2) as room:
-            with served.submit([1], PARAMS, room=room) as stream:
+            with served.submit([1], PARAMS, reservation=room) as stream:
                 assert len([delta async for delta in stream]) == 3
             draining = asyncio.create_task(served.drain())
             await asyncio.sleep(0.01)
             assert not draining.done()
-            with served.submit([1], PARAMS, room=room) as stream:
+            with served.submit([1], PARAMS, reservation=room) as stream:
                 assert len([delta async for delta in stream]) == 3
         await draining
         await served.stop()
@@ -138,7 +139,7 @@ def test_d_17_whatever_comes_and_goes_in_between_the_queue_keeps_to_its_limit(se
             mine = list[Stream]()
             try:
                 for _ in range(num):
-                    mine.append(served.submit([1], PARAMS, room=room))
+                    mine.append(served.submit([1], PARAMS, reservation=room))
                     assert served.num_streams <= MAX_RUNNING + MAX_WAITING
                     await asyncio.sleep(0)
             except asyncio.CancelledError:

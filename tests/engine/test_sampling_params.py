@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from legato import RequestError, SamplingParams
 from legato.core import request
-from legato.engine.params import defaults_of
+from legato.engine.params import model_defaults
 from legato.text.fake import FakeTokenizer
 from legato.text.sampling_defaults import SamplingDefaults
 
@@ -48,7 +48,7 @@ def test_bad_words_are_texts_or_ids() -> None:
 
 def test_a_models_own_sampling_holds_where_nothing_is_said() -> None:
     model = SamplingDefaults(temperature=0.7, top_k=20)
-    assert defaults_of(model, top_k=3) == SamplingParams(temperature=0.7, top_k=3)
+    assert model_defaults(model, top_k=3) == SamplingParams(temperature=0.7, top_k=3)
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ def make_world(
     scheduler = Scheduler(
         config, pool, prefill_policy=policy, budget=timed, policy=Fcfs(), output_lengths=NoForesight()
     )
-    engine = Engine(scheduler, runner, clock=clock)
+    engine = Engine.on_runner(scheduler, runner, clock=clock)
     engine.observe(watcher)
     engine.observe(metrics)
     return World(engine, clock, watcher, metrics)

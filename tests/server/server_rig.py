@@ -144,7 +144,7 @@ def build_service(
     )
     scheduler = Scheduler(config, BlockPool(NUM_BLOCKS, BLOCK_SIZE))
     metrics = Metrics(model_name=MODEL, budget=BUDGET, blocks=scheduler.state.pool)
-    engine = Engine(scheduler, runner, clock=time.monotonic)
+    engine = Engine.on_runner(scheduler, runner, clock=time.monotonic)
     http = HttpSeries()
     metrics.registry.register(http)
     engine.observe(metrics)

@@ -22,7 +22,7 @@ from legato.core.request import RequestId
 from legato.core.step_plan import TokenLogprobs
 from legato.engine import async_engine, loop
 from legato.engine.loop import Abort, Inbox
-from legato.engine.output import Delta
+from legato.engine.output_processor import Delta
 from legato.errors import QueueFullError
 from legato.sampling_params import SamplingParams
 from legato.server.generation.replies import Replies
@@ -104,7 +104,7 @@ def test_events_that_come_together_are_fed_in_portions_and_in_order() -> None:
         fed: list[int] = []
         turns: list[list[int]] = []
         await engine.start()
-        ids = [RequestId(f"r{number}") for number in range(3 * async_engine.FED_AT_ONCE)]
+        ids = [RequestId(f"r{number}") for number in range(3 * async_engine.MAX_EVENTS)]
         for number, request_id in enumerate(ids):
             engine.submit(
                 [1],
@@ -122,14 +122,14 @@ def test_events_that_come_together_are_fed_in_portions_and_in_order() -> None:
         return [*turns, fed]
 
     turns = asyncio.run(main())
-    assert turns[-1] == list(range(3 * async_engine.FED_AT_ONCE))
+    assert turns[-1] == list(range(3 * async_engine.MAX_EVENTS))
     for before, after in pairwise(turns):
-        assert len(after) - len(before) <= async_engine.FED_AT_ONCE
+        assert len(after) - len(before) <= async_engine.MAX_EVENTS
 
 
 def test_events_are_fed_whatever_those_before_them_raise() -> None:
     """A reader that always raises, at the first and the last place of a portion and in the middle of all."""
-    broken = {0, async_engine.FED_AT_ONCE - 1, 100}
+    broken = {0, async_engine.MAX_EVENTS - 1, 100}
 
     async def main() -> tuple[list[int], int, int]:
         engine = build_service().engine
@@ -156,27 +156,27 @@ def test_events_are_fed_whatever_those_before_them_raise() -> None:
             for _ in range(2 + len(events)):
                 await asyncio.sleep(0)
 
-        await dispatch(range(2 * async_engine.FED_AT_ONCE))
+        await dispatch(range(2 * async_engine.MAX_EVENTS))
         await dispatch(range(1000, 1010))
-        left = engine.num_streams, len(engine._leaving)
+        left = engine.num_streams, len(engine._aborting)
         await asyncio.wait_for(engine.drain(), 10)
         await engine.stop()
         return (fed, *left)
 
     fed, num_streams, num_leaving = asyncio.run(main())
-    assert fed == [n for n in (*range(2 * async_engine.FED_AT_ONCE), *range(1000, 1010)) if n not in broken]
+    assert fed == [n for n in (*range(2 * async_engine.MAX_EVENTS), *range(1000, 1010)) if n not in broken]
     assert (num_streams, num_leaving) == (0, 0)
 
 
 def test_the_engine_takes_a_crowd_of_commands_in_portions_and_loses_none() -> None:
     inbox = Inbox()
-    ids = [RequestId(str(number)) for number in range(3 * loop.TAKEN_AT_ONCE + 1)]
+    ids = [RequestId(str(number)) for number in range(3 * loop.MAX_COMMANDS + 1)]
     for request_id in ids:
         inbox.put(Abort(request_id, FinishReason.ABORT))
     inbox.close()
     taken = []
     while (commands := inbox.take(wait=True)) is not None:
-        assert 1 <= len(commands) <= loop.TAKEN_AT_ONCE
+        assert 1 <= len(commands) <= loop.MAX_COMMANDS
         taken += [command.request_id for command in commands if isinstance(command, Abort)]
     assert taken == ids
 

@@ -115,23 +115,23 @@ def test_the_time_to_come_back_is_that_which_the_queue_takes() -> None:
     """One request ends every 2 s; ten wait."""
     service = limited(10)
     engine, now = service.engine, time.monotonic()
-    engine._departures.extend(now - 2 * i for i in range(10, 0, -1))
-    assert engine._seconds_to_drain(10) == pytest.approx(20, abs=1)
-    engine._departures.clear()
-    assert engine._seconds_to_drain(10) == 1, "nothing is known yet"
+    engine.queue._ended_at.extend(now - 2 * i for i in range(10, 0, -1))
+    assert engine.queue.seconds_to_drain(10) == pytest.approx(20, abs=1)
+    engine.queue._ended_at.clear()
+    assert engine.queue.seconds_to_drain(10) == 1, "nothing is known yet"
 
 
 def test_a_quiet_hour_and_refused_requests_do_not_tell_how_fast_the_queue_moves() -> None:
     """Departures before the queue formed count for nothing, nor do a refused request's replies."""
     service = limited(2, step_seconds=0.2)
     engine = service.engine
-    engine._departures.extend([time.monotonic() - 3600] * 3)
+    engine.queue._ended_at.extend([time.monotonic() - 3600] * 3)
     body = {"prompt": [1, 2, 3], "max_tokens": 2}
     served, refused = asyncio.run(several(service, [body, {**body, "n": MAX_RUNNING + 2}]))
     assert served.status_code == 200
     assert refused.status_code == 429
     assert refused.headers["retry-after"] == "1"
-    assert len(engine._departures) == 1
+    assert len(engine.queue._ended_at) == 1
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_what_finds_no_room_leaves_nothing_behind() -> None:
     service = limited(2)
     answers = asyncio.run(several(service, [body, {**body, "n": MAX_RUNNING + 2}, {**body, "n": 3}]))
     assert [answer.status_code for answer in answers] == [200, 429, 200]
-    assert f"{MAX_RUNNING + 2} more came together" in answers[1].json()["error"]["message"]
+    assert f"{MAX_RUNNING + 2} replies" in answers[1].json()["error"]["message"]
     assert service.engine.num_streams == 0
 
 
@@ -253,7 +253,7 @@ def test_priority_is_obeyed_where_the_policy_is_and_refused_elsewhere() -> None:
     service = build_service(ScriptedRunner(before=slow(0.02)), takes_priority=True)
     scheduler = service.engine.engine.scheduler
     scheduler.state.policy = Priority()
-    scheduler.state.waiting._order = scheduler.state.policy
+    scheduler.state.waiting._policy = scheduler.state.policy
     body = {"prompt": [1, 2], "max_tokens": 30}
     later = [{**body, "priority": 5, "max_tokens": 1}, {**body, "priority": -5, "max_tokens": 1}]
     ends: list[int] = []

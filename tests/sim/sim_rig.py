@@ -74,7 +74,7 @@ def serve_for_real(scheduler: Scheduler, arrivals: Sequence[Arrival], times: Ste
         sleep=clock.advance,
         choose=lambda _, __: 0,  # a reply is the beginning of nobody's prompt, as it is simulated
     )
-    engine, lines = Engine(scheduler, runner, clock=clock), Lines()
+    engine, lines = Engine.on_runner(scheduler, runner, clock=clock), Lines()
     engine.observe(lines)
     inbox: list[tuple[float, bool, int]] = []
     for number, arrival in enumerate(arrivals):

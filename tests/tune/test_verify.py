@@ -32,7 +32,7 @@ def sleeping_engine(trials: Bench, slower: float = 1.0) -> Engine:
         vocab_size=scheduler.state.config.vocab_size,
         step_seconds=seconds,
     )
-    return Engine(scheduler, runner, clock=time.monotonic)
+    return Engine.on_runner(scheduler, runner, clock=time.monotonic)
 
 
 def test_what_costs_what_is_said_is_measured_as_predicted() -> None:

@@ -5,7 +5,8 @@ from dataclasses import replace
 from functools import partial
 
 from legato.config import in_seconds
-from legato.engine.output import Terms, TextRules
+from legato.engine.output_processor import DetokenizeOptions
+from legato.engine.requests import RequestOptions
 from legato.errors import ContextLengthError, RequestError
 from legato.sampling_params import SamplingParams
 from legato.server.generation.constraints import with_constraint
@@ -180,9 +181,9 @@ def sampling_params(
     return tuple(by_length[length] for length in lengths)
 
 
-def text_rules(body: GenerationBody) -> TextRules:
+def detokenize_options(body: GenerationBody) -> DetokenizeOptions:
     """How the text of the reply is made."""
-    return TextRules(
+    return DetokenizeOptions(
         stop=tuple(body.stop),
         min_tokens=body.min_tokens,  # A constraint with `ignore_eos` raises that of the parameters.
         include_stop=body.include_stop_str_in_output,
@@ -190,9 +191,9 @@ def text_rules(body: GenerationBody) -> TextRules:
     )
 
 
-def terms(body: GenerationBody) -> Terms:
+def request_options(body: GenerationBody) -> RequestOptions:
     """How the request is scheduled."""
-    return Terms(
+    return RequestOptions(
         priority=body.priority,
         cache_salt=body.cache_salt or "",
         tpot_target=in_seconds(body.tpot_target_ms),

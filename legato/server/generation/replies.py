@@ -11,8 +11,10 @@ from functools import partial
 
 from legato.core.lifecycle import FinishReason
 from legato.core.step_plan import TokenLogprobs
-from legato.engine.async_engine import AsyncEngine, Room, Stream
-from legato.engine.output import Delta, Finish, Terms, TextRules
+from legato.engine.async_engine import AsyncEngine, Stream
+from legato.engine.output_processor import Delta, DetokenizeOptions, Finish
+from legato.engine.queue_limits import Reservation
+from legato.engine.requests import RequestOptions
 from legato.errors import ConstraintError, DeadlineError, StepError, UnavailableError
 from legato.sampling_params import SamplingParams
 from legato.server.transport.event_loop import Turns
@@ -27,13 +29,13 @@ class Generation:
     prompts: tuple[tuple[int, ...], ...]
     params: tuple[SamplingParams, ...]
     """For each prompt, the parameters of its first reply."""
-    text: TextRules
+    text: DetokenizeOptions
     num_truncated: int | None
     """The number of tokens that were cut off the prompts. None if the request does not ask for truncation."""
     n: int
     arrival: float
     """When the HTTP request arrived, in seconds on the engine's clock."""
-    terms: Terms
+    options: RequestOptions
     notices: tuple[str, ...] = ()
     """Notices to the client, one sentence each."""
 
@@ -47,7 +49,7 @@ class Generation:
 
         Only the first reply to each prompt counts, because the others find what it computed.
         """
-        return sum(stream.reply.num_cached for stream in streams[:: self.n])
+        return sum(stream.processor.num_cached for stream in streams[:: self.n])
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +117,9 @@ class Replies:
 
 @asynccontextmanager
 async def start_replies(
-    engine: AsyncEngine, generation: Generation, response_id: str, room: Room, turns: Turns
+    engine: AsyncEngine, generation: Generation, response_id: str, reservation: Reservation, turns: Turns
 ) -> AsyncIterator[Replies]:
-    """Submit all replies, using `room` in the queue. Aborts what still runs when the block is left.
+    """Submit all replies, in the room of `reservation`. Aborts what still runs when the block is left.
 
     Raises what `AsyncEngine.submit` raises. Then no reply runs.
     """
@@ -134,8 +136,8 @@ async def start_replies(
                     text=generation.text,
                     request_id=f"{response_id}-{index}",
                     arrival=generation.arrival,
-                    terms=generation.terms,
-                    room=room,
+                    options=generation.options,
+                    reservation=reservation,
                     on_delta=partial(replies.put, index),
                 )
                 replies.streams.append(stack.enter_context(stream))

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from legato.core.events import ProgressEvent
-from legato.engine.output import Delta
+from legato.engine.output_processor import Delta
 from legato.server.generation.notices import notice_headers
 from legato.server.generation.prompt_log import log_prompts
 from legato.server.generation.replies import (
@@ -138,12 +138,12 @@ async def _prepared(
     service: Service, response_id: str, prepare: Prepare, num_replies: int
 ) -> AsyncIterator[tuple[Generation, ResponseFormatter, Start]]:
     """What to generate, its formatter, and the function that starts the replies."""
-    with service.engine.reserve(num_replies, 0) as room:
+    with service.engine.reserve(num_replies, 0) as reservation:
         generation, formatter = await prepare()
-        service.engine.widen(room, generation.num_prompt_tokens * generation.n)
+        service.engine.widen(reservation, generation.num_prompt_tokens * generation.n)
         if service.log_prompts:
             log_prompts(service.model.tokenizer, response_id, generation.prompts)
-        start = partial(start_replies, service.engine, generation, response_id, room, service.turns)
+        start = partial(start_replies, service.engine, generation, response_id, reservation, service.turns)
         yield generation, formatter, start
 
 

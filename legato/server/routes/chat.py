@@ -12,12 +12,12 @@ from legato.server.generation.logprobs import chat_logprobs, prompt_logprobs
 from legato.server.generation.parameters import (
     bad_word_ids,
     check_body,
+    detokenize_options,
     length_notices,
     num_truncated,
     reply_length,
+    request_options,
     sampling_params,
-    terms,
-    text_rules,
     truncate,
 )
 from legato.server.generation.replies import Generation, ReplySlice
@@ -87,11 +87,11 @@ async def _prepare(
     generation = Generation(
         prompts=(prompt,),
         params=params,
-        text=replace(text_rules(body), shown=frozenset() if calling is None else calling.shown),
+        text=replace(detokenize_options(body), shown=frozenset() if calling is None else calling.shown),
         num_truncated=num_truncated(body, [whole], [prompt]),
         n=body.n,
         arrival=arrival,
-        terms=terms(body),
+        options=request_options(body),
         notices=(*length_notices(body, [length]), *left_out_notices(constraint)),
     )
     return generation, ChatFormatter(model.tokenizer, body, prompt, calling)

@@ -12,13 +12,13 @@ from legato.server.generation.parameters import (
     check_body,
     check_ids,
     check_length,
+    detokenize_options,
     length_notices,
     num_truncated,
     reply_length,
+    request_options,
     requested_length,
     sampling_params,
-    terms,
-    text_rules,
     truncate,
 )
 from legato.server.generation.replies import Generation, ReplySlice
@@ -90,11 +90,11 @@ async def _prepare(
     generation = Generation(
         prompts=prompts,
         params=params,
-        text=text_rules(body),
+        text=detokenize_options(body),
         num_truncated=num_truncated(body, whole, prompts),
         n=body.n,
         arrival=arrival,
-        terms=terms(body),
+        options=request_options(body),
         notices=(*length_notices(body, lengths), *left_out_notices(constraint)),
     )
     return generation, CompletionFormatter(model.tokenizer, body, prompts)

@@ -19,7 +19,7 @@ def status_routes(service: Service) -> APIRouter:
     async def health() -> dict[str, str]:
         """503 while a step takes longer than --step-timeout, and after the engine has died: the process must
         be replaced. A server that is loading or draining is alive."""
-        if (reason := service.engine.trouble) is not None:
+        if (reason := service.engine.stall_reason) is not None:
             raise UnavailableError(reason)
         return {"status": service.readiness.status}
 

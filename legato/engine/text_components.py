@@ -1,4 +1,5 @@
-"""What turns text into tokens and back, from a model's files: tokenizer, chat template, sampling defaults."""
+"""Loads what turns text into tokens and back from a model's files: tokenizer, chat template, sampling
+defaults."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,18 +20,20 @@ from legato.text.tokenizer import Tokenizer, tokenizer_from_folder, tokenizer_fr
 
 
 @dataclass(frozen=True, slots=True)
-class TextParts:
-    """All of a model that its weights are not needed for."""
+class TextComponents:
+    """Everything of a model that does not need its weights."""
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
-    """None for a base model: it has no chat format."""
+    """None for a base model."""
     sampling_defaults: SamplingDefaults
 
 
-def load_text(model: ModelSettings, opened: OpenedModel, files: ModelFiles, *, for_chat: bool) -> TextParts:
-    """Raises `ModelError` for the model's files, and `ConfigError` for a template that was asked
-    for or, `for_chat`, is missing."""
+def load_text_components(
+    model: ModelSettings, opened: OpenedModel, files: ModelFiles, *, for_chat: bool
+) -> TextComponents:
+    """Raises `ModelError` for invalid files, and `ConfigError` for an invalid --chat-template or, with
+    `for_chat`, a missing one."""
     path = files.path
     tokenizer = _tokenizer(opened, path)
     chat_template = _chat_template(model.chat_template, opened, path, tokenizer)
@@ -42,35 +45,36 @@ def load_text(model: ModelSettings, opened: OpenedModel, files: ModelFiles, *, f
         )
     if chat_template is not None:
         tokenizer = tokenizer.for_chats(chat_template, trust_special_tokens=model.trust_special_tokens)
-    return TextParts(tokenizer, chat_template, _sampling_defaults(model.generation_config, opened, files))
+    defaults = _sampling_defaults(model.generation_config, opened, files)
+    return TextComponents(tokenizer, chat_template, defaults)
 
 
 def _tokenizer(opened: OpenedModel, path: Path) -> Tokenizer:
     if opened.gguf is None:
         return tokenizer_from_folder(path, opened.spec.vocab_size)
-    with _in_file(path):
+    with _naming(path):
         return tokenizer_from_gguf(opened.gguf.metadata, opened.spec.vocab_size)
 
 
-def _sampling_defaults(asked: str, opened: OpenedModel, files: ModelFiles) -> SamplingDefaults:
-    if asked == "none":
+def _sampling_defaults(setting: str, opened: OpenedModel, files: ModelFiles) -> SamplingDefaults:
+    if setting == "none":
         return SamplingDefaults()
     if files.sampling is not None:
         return files.sampling
     if opened.gguf is None:
         return sampling_defaults_from_folder(files.path)
-    with _in_file(files.path):
+    with _naming(files.path):
         return sampling_defaults_from_gguf(opened.gguf.metadata)
 
 
 def _chat_template(
-    asked: str | None, opened: OpenedModel, path: Path, tokenizer: Tokenizer
+    setting: str | None, opened: OpenedModel, path: Path, tokenizer: Tokenizer
 ) -> ChatTemplate | None:
-    """The template asked for, or the model's own; None if there is neither."""
-    if asked is not None:
-        return _parse(load_template(asked), tokenizer)
+    """The template of the setting, or the model's own. None if there is neither."""
+    if setting is not None:
+        return _parse(load_template(setting), tokenizer)
     default, tool_use = (_template_of(opened, path, name) for name in ("default", "tool_use"))
-    with _in_file(path):
+    with _naming(path):
         if tool_use is None:
             return None if default is None else _parse(default, tokenizer)
         with_tools = _parse(tool_use, tokenizer)
@@ -80,7 +84,7 @@ def _chat_template(
 def _template_of(opened: OpenedModel, path: Path, name: str) -> str | None:
     if opened.gguf is None:
         return template_from_folder(path, name)
-    with _in_file(path):
+    with _naming(path):
         return template_from_gguf(opened.gguf.metadata, name)
 
 
@@ -94,8 +98,8 @@ def _parse(source: str, tokenizer: Tokenizer, tool_use: ChatTemplate | None = No
 
 
 @contextmanager
-def _in_file(path: Path) -> Iterator[None]:
-    """Name the file in errors of parts that see only what was in it."""
+def _naming(path: Path) -> Iterator[None]:
+    """Add the file's path to errors of components that see only its content."""
     try:
         yield
     except ModelError as error:

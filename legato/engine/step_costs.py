@@ -1,4 +1,4 @@
-"""The costs of steps for an engine that is being built: from an earlier start's file, or measured now."""
+"""The costs of steps for an engine that is being built: from the cache, or measured now."""
 
 import hashlib
 import json
@@ -17,10 +17,10 @@ from legato.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-DISTURBED_ERROR = 0.3
-"""A calibration whose p90 error is larger is used, and not kept: on a quiet machine it is below 0.1."""
+MAX_CACHED_ERROR = 0.3
+"""A calibration with a larger p90 error is used but not cached. On an idle machine it is below 0.1."""
 MAX_SECONDS = 8.0
-"""Of a calibration, about; most need less."""
+"""The approximate limit of a calibration. Most take less time."""
 
 
 def step_costs(
@@ -34,16 +34,16 @@ def step_costs(
     anew: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> CostFile:
-    """What steps cost here. Kept for each model file, machine and set of `choices`; `anew` measures anyway.
+    """The costs of steps on this machine. Cached for each model file, machine and set of `choices`.
 
-    The KV cache must be unused. A file that cannot be read or written is told of and costs only time. What
-    other programs disturbed is not kept.
+    With `anew`, they are measured even if they are cached. The KV cache must be unused. A cache file that
+    cannot be read or written is logged and only costs time. A disturbed measurement is not cached.
     """
     measured_on = {"machine": _machine(), "legato": __version__, **choices}
     path = cache_dir / "costs" / f"{_key(source, config, measured_on)}.json"
     if path.exists() and not anew:
         try:
-            return _kept(path, model, measured_on)
+            return _cached(path, model, measured_on)
         except ConfigError as error:
             logger.warning("%s; measuring anew", error.message)
     samples = calibrate(runner, config, max_seconds=MAX_SECONDS, progress=progress)
@@ -57,7 +57,7 @@ def step_costs(
         samples=tuple(Sample(**shape._asdict(), seconds=seconds) for shape, seconds in samples),
     )
     p90 = costs.cost_model().error(0.9)
-    if p90 > DISTURBED_ERROR:
+    if p90 > MAX_CACHED_ERROR:
         logger.warning(
             "what steps cost was measured while other programs ran: one in ten steps is off by %.0f %% or "
             "more; it is not kept, the next start measures anew",
@@ -71,8 +71,8 @@ def step_costs(
     return costs
 
 
-def _kept(path: Path, model: str, measured_on: Mapping[str, str]) -> CostFile:
-    """The costs that an earlier start measured. Raises `ConfigError` if the file is anything else."""
+def _cached(path: Path, model: str, measured_on: Mapping[str, str]) -> CostFile:
+    """The costs that an earlier start measured. Raises `ConfigError` if the file does not belong here."""
     costs = read_cost_file(path)
     if costs.sha256 is None or (costs.model, costs.measured_on) != (model, measured_on):
         raise ConfigError(f"cost file {path}: was not measured by this version for this model and machine")

@@ -1,4 +1,4 @@
-"""From what a library's user passes to requests: prompts, conversations, parameters."""
+"""Checks and converts what users of the library pass: prompts, conversations, sampling parameters."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,9 +7,10 @@ from typing import Any, Protocol, TypeGuard
 
 from legato.core.request import Request
 from legato.core.step_plan import TokenLogprobs
-from legato.engine.build import Built
-from legato.engine.output import Delta, TextRules, new_request
-from legato.engine.params import SamplingParams, defaults_of
+from legato.engine.build import LoadedModel
+from legato.engine.output_processor import Delta, DetokenizeOptions
+from legato.engine.params import SamplingParams, model_defaults
+from legato.engine.requests import new_request
 from legato.errors import RequestError
 
 
@@ -29,32 +30,32 @@ A_CONVERSATION = 'a conversation is a list of messages such as {"role": "user", 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One prompt and what became of it."""
+    """A prompt and the reply to it."""
 
     prompt_token_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
-    """Every generated token, a stop token included."""
+    """Every generated token, including a stop token."""
     text: str
     finish_reason: str
-    """stop, length, constraint (it cannot be followed any further) or error."""
+    """stop, length, constraint (it allows no further token) or error."""
     logprobs: tuple[TokenLogprobs, ...] | None
-    """One entry a token, if `SamplingParams.logprobs` asked for them."""
+    """One entry per token, if `SamplingParams.logprobs` is set."""
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    """One entry a token of the prompt, if `SamplingParams.prompt_logprobs` asked for them; the first one has
-    no log-probability."""
+    """One entry per prompt token, if `SamplingParams.prompt_logprobs` is set. The first has no
+    log-probability."""
     message: str = ""
     """What failed, if `finish_reason` is constraint or error."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PreparedRequest:
     """A request that is ready for the engine, and how its text is made."""
 
     request: Request
-    text: TextRules
+    text: DetokenizeOptions
 
     def completion(self, deltas: Sequence[Delta]) -> Completion:
-        """All of the reply."""
+        """The completion from all deltas of the reply."""
         sampled = tuple(delta.sampled for delta in deltas if delta.sampled is not None)
         scored = tuple(token for delta in deltas for token in delta.prompt)
         finish, params = deltas[-1].finish, self.request.params
@@ -70,63 +71,66 @@ class Asked:
         )
 
 
-def ask(built: Built, prompt: Prompt, params: SamplingParams | None) -> Asked:
+def prepare(model: LoadedModel, prompt: Prompt, params: SamplingParams | None) -> PreparedRequest:
     """A request for one prompt. Raises `RequestError`, also if it can never be served."""
     if params is None:
-        params = defaults_of(built.sampling_defaults)
+        params = model_defaults(model.sampling_defaults)
     if not isinstance(params, SamplingParams):
-        raise RequestError(f"{PARAMS}, not {_kind(params)}", param="params")
-    ids = built.tokenizer.encode(prompt) if isinstance(prompt, str) else checked_ids(prompt)
-    request = new_request(ids, params.for_engine(built.tokenizer), arrival=built.engine.clock())
-    built.engine.scheduler.validate(request)
-    return Asked(request, params.text_rules)
+        raise RequestError(f"{PARAMS}, not {_type_name(params)}", param="params")
+    ids = model.tokenizer.encode(prompt) if isinstance(prompt, str) else as_ids(prompt)
+    request = new_request(ids, params.for_engine(model.tokenizer), arrival=model.engine.clock())
+    model.engine.scheduler.validate(request)
+    return PreparedRequest(request, params.detokenize_options)
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many: a text is one, and so is a sequence of ids. An array of two dimensions is many."""
+    """A list of prompts from one or several. A text or a sequence of ids is one prompt, a 2-d array is
+    several."""
     if isinstance(prompts, str):
         return [prompts]
-    entries = _plain(prompts)
+    entries = _without_array(prompts)
     if not _is_list(entries):
-        raise RequestError(f"{A_PROMPT}, or a list of such; this is {_kind(prompts)}", param="prompts")
-    many: list[Any] = [_plain(prompt) for prompt in entries]
+        raise RequestError(f"{A_PROMPT}, or a list of such; this is {_type_name(prompts)}", param="prompts")
+    many: list[Any] = [_without_array(prompt) for prompt in entries]
     num_ids = sum(isinstance(prompt, Integral) for prompt in many)
     if 0 < num_ids < len(many):
         raise RequestError("prompts mix token ids with texts or lists", param="prompts")
-    for place, prompt in enumerate([] if num_ids else many):
+    if num_ids:
+        return [many]
+    for index, prompt in enumerate(many):
         if not isinstance(prompt, str) and not _is_list(prompt):
-            raise RequestError(f"prompts[{place}]: {A_PROMPT}, not {_kind(prompt)}", param="prompts")
-    return [many] if num_ids else many
+            raise RequestError(f"prompts[{index}]: {A_PROMPT}, not {_type_name(prompt)}", param="prompts")
+    return many
 
 
 def as_params(
     params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
 ) -> Sequence[SamplingParams | None]:
-    """One for each prompt."""
+    """One entry for each prompt."""
     if isinstance(params, SamplingParams | None):
         return [params] * num_prompts
     if not _is_list(params):
-        raise RequestError(f"{PARAMS}, not {_kind(params)}", param="params")
+        raise RequestError(f"{PARAMS}, not {_type_name(params)}", param="params")
     if len(params) != num_prompts:
         raise RequestError(f"{len(params)} params for {num_prompts} prompts: {PARAMS}", param="params")
     return params
 
 
 def as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[list[Message]]:
-    """One conversation or many."""
+    """A list of conversations from one or several."""
     if not _is_list(messages) or not messages:
-        raise RequestError(f"{A_CONVERSATION}; this is {_kind(messages)}", param="messages")
+        raise RequestError(f"{A_CONVERSATION}; this is {_type_name(messages)}", param="messages")
     are_many = all(_is_list(entry) for entry in messages)
     many: list[list[Any]] = [list(entry) for entry in (messages if are_many else [messages])]
     for conversation in many:
         for message in conversation or [conversation]:
             if not isinstance(message, Mapping):
-                raise RequestError(f"{A_CONVERSATION}; this has {_kind(message)} in it", param="messages")
+                raise RequestError(f"{A_CONVERSATION}; this contains {_type_name(message)}", param="messages")
     return many
 
 
 def chat_prompt(
-    built: Built,
+    model: LoadedModel,
     messages: Sequence[Message],
     *,
     tools: Sequence[Mapping[str, object]] | None = None,
@@ -134,38 +138,40 @@ def chat_prompt(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
 ) -> list[int]:
-    """The token ids of a conversation, as the model's chat template writes it."""
-    if built.chat_template is None:
+    """The token ids of a conversation, with the model's chat template."""
+    if model.chat_template is None:
         raise RequestError(
-            f"{built.name} has no chat template: use generate, a model made for chats, or "
+            f"{model.name} has no chat template: use generate, a chat model, or "
             "ModelSettings(chat_template=...)",
             param="messages",
         )
-    prompt = built.chat_template.render(
+    prompt = model.chat_template.render(
         [dict(message) for message in messages],
         tools=tools,
         extra=chat_template_kwargs or {},
         add_generation_prompt=add_generation_prompt and not continue_final_message,
         continue_final_message=continue_final_message,
     )
-    built.chat_template.refuse_unread(messages)
-    return built.tokenizer.encode_chat(prompt)
+    model.chat_template.refuse_unread(messages)
+    return model.tokenizer.encode_chat(prompt)
 
 
-def checked_ids(prompt: Sequence[int] | Array) -> list[int]:
-    """Token ids, every one an integer of Python's own."""
-    entries = _plain(prompt)
+def as_ids(prompt: Sequence[int] | Array) -> list[int]:
+    """Token ids as Python integers."""
+    entries = _without_array(prompt)
     if not _is_list(entries):
-        raise RequestError(f"{A_PROMPT}, not {_kind(prompt)}", param="prompts")
-    ids: list[Any] = [_plain(token) for token in entries]
-    for place, token in enumerate(ids):
+        raise RequestError(f"{A_PROMPT}, not {_type_name(prompt)}", param="prompts")
+    ids: list[Any] = [_without_array(token) for token in entries]
+    for index, token in enumerate(ids):
         if isinstance(token, bool) or not isinstance(token, Integral):
-            raise RequestError(f"{A_PROMPT}; the list has {_kind(token)} at place {place}", param="prompts")
+            raise RequestError(
+                f"{A_PROMPT}; the list has {_type_name(token)} at index {index}", param="prompts"
+            )
     return [int(token) for token in ids]
 
 
-def _plain(value: object) -> object:
-    """An array as the list or the number that it holds; what is no array as it is."""
+def _without_array(value: object) -> object:
+    """An array as a list or a number. Any other value unchanged."""
     tolist = getattr(value, "tolist", None)
     return tolist() if callable(tolist) else value
 
@@ -174,6 +180,6 @@ def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
-def _kind(value: object) -> str:
-    """The type of a value, in words; never the value: it may be a prompt."""
+def _type_name(value: object) -> str:
+    """The type of a value, for errors. Never the value, which may be a prompt."""
     return "an empty list" if isinstance(value, list) and not value else f"a {type(value).__name__}"

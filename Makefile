@@ -23,12 +23,14 @@ test: $(VENV)/.test
 test-all: $(VENV)/.test-all
 	$(BIN)/python -m pytest $(ARGS)
 
-## check: format, lint, types, import rules, size limits
+## check: format, lint, types, imports, sizes, plain English, faults that can be planted
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python scripts/check_house.py
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python scripts/check_style.py
+	$(BIN)/python scripts/mutants.py --check
 
 ## mutants: plant every known fault and see that a named test kills it
 mutants: $(VENV)/.test

@@ -220,20 +220,8 @@ def _api_keys(server: ServerSettings) -> ApiKeys:
 def _service(served: Served, settings: Settings, keys: ApiKeys, *, loopback_only: bool) -> Service:
     server = settings.server
     config = served.engine.scheduler.state.config
-    metrics = Metrics(
-        model_name=served.name,
-        budget=config.max_batch_tokens,
-        blocks=served.engine.scheduler.state.pool,
-        targets=Targets(ttft=in_seconds(settings.engine.ttft_target_ms), tpot=served.settings.tpot_target),
-    )
-    http = HttpSeries()
-    turns = Turns()
-    metrics.registry.register(http)
-    build = {"version": __version__, "python": platform.python_version()}
-    metrics.registry.register(ProcessSeries(build, lambda: (turns.longest, turns.busy)))
-    served.engine.observe(metrics)
-    served.engine.observe(ThroughputLog())
-    served.engine.observe(TargetLog())
+    http, turns = HttpSeries(), Turns()
+    metrics = _metrics(served, settings, http, turns)
     engine = AsyncEngine(
         served.engine,
         served.tokenizer,
@@ -252,33 +240,52 @@ def _service(served: Served, settings: Settings, keys: ApiKeys, *, loopback_only
         tool_call_parser=server.tool_call_parser,
         sampling_defaults=served.sampling_defaults,
     )
-    access = AccessRules(
-        keys=keys,
-        allowed_origins=server.allowed_origins,
-        allowed_hosts=server.allowed_hosts,
-        loopback_only=loopback_only,
-    )
     return Service(
         engine=engine,
         model=model,
-        access=access,
+        access=AccessRules(
+            keys=keys,
+            allowed_origins=server.allowed_origins,
+            allowed_hosts=server.allowed_hosts,
+            loopback_only=loopback_only,
+        ),
+        limits=_limits(server),
         sse_keep_alive=server.sse_keep_alive,
         takes_priority=settings.engine.policy == "priority",
         metrics_text=lambda: (metrics.render(), CONTENT_TYPE),
         http=http,
         version={"version": __version__, "python": platform.python_version()}
         | {name: choice for name, choice in served.choices.items() if name == "simulated"},
-        limits=Limits(
-            n=server.max_n,
-            prompts=server.max_prompts,
-            choices=server.max_prompts,
-            logprobs=server.max_logprobs,
-            body_bytes=server.max_body_size,
-            all_body_bytes=server.max_body_memory,
-        ),
         work=WorkPool(server.max_waiting),
         turns=turns,
         access_log=server.access_log,
         log_prompts=server.log_prompts,
         unknown_fields=UnknownFields(ignore=server.unknown_fields == "ignore"),
+    )
+
+
+def _metrics(served: Served, settings: Settings, http: HttpSeries, turns: Turns) -> Metrics:
+    """The metrics of the engine, of HTTP and of the process. Registers all observers of the engine."""
+    metrics = Metrics(
+        model_name=served.name,
+        budget=served.engine.scheduler.state.config.max_batch_tokens,
+        blocks=served.engine.scheduler.state.pool,
+        targets=Targets(ttft=in_seconds(settings.engine.ttft_target_ms), tpot=served.settings.tpot_target),
+    )
+    build = {"version": __version__, "python": platform.python_version()}
+    metrics.registry.register(http)
+    metrics.registry.register(ProcessSeries(build, lambda: (turns.longest, turns.busy)))
+    for observer in (metrics, ThroughputLog(), TargetLog()):
+        served.engine.observe(observer)
+    return metrics
+
+
+def _limits(server: ServerSettings) -> Limits:
+    return Limits(
+        n=server.max_n,
+        prompts=server.max_prompts,
+        choices=server.max_prompts,
+        logprobs=server.max_logprobs,
+        body_bytes=server.max_body_size,
+        all_body_bytes=server.max_body_memory,
     )

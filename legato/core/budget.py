@@ -30,7 +30,7 @@ ROUNDING = 1e-9
 
 
 class LimitedBy(Enum):
-    """What limits the prompt tokens of a step."""
+    """The limit of the prompt tokens of a step."""
 
     TOKENS = "tokens"
     """`max_batch_tokens`. There is no target to keep."""
@@ -47,7 +47,7 @@ class LimitedBy(Enum):
 
 @dataclass(slots=True)
 class Allowance:
-    """What prompts may still use of one step. It decreases as chunks are placed."""
+    """The part of a step that prompts may still use. It decreases as chunks are placed."""
 
     limited_by: LimitedBy
     tokens: int
@@ -118,7 +118,7 @@ class Budget(Protocol):
     """Gives each step an allowance, and learns how long each step took."""
 
     def allow(self, decodes: Seq[Sequence]) -> Allowance:
-        """What prompts may use beside these decodes. Changes nothing."""
+        """The part of a step that prompts may use beside these decodes. Changes nothing."""
         ...
 
     def observe(self, shape: StepShape, seconds: float) -> None:
@@ -149,7 +149,7 @@ class FixedBudget:
 
 
 class TargetBudget:
-    """As many prompt tokens as the target allows, by the prices that the cost model learns."""
+    """Allows as many prompt tokens as the target permits, by the prices that the cost model learns."""
 
     def __init__(
         self, max_batch_tokens: int, model: CostModel, *, target: float | None = None, min_chunk: int = 1

@@ -47,7 +47,7 @@ class LeftOut:
         self.reasons[prompt.id] = reason
         if reason in (Reason.BUDGET, Reason.MAX_RUNNING):  # These hold for every sequence further back.
             self.close_queue(reason)
-        if prompt.status is not Status.RUNNING and reason is not Reason.PREFIX:  # Followers delay nobody.
+        if prompt.status is not Status.RUNNING and reason is not Reason.PREFIX:  # Followers delay no other.
             self.num_refused += 1
 
 

@@ -1,4 +1,4 @@
-"""What a client may see of a step."""
+"""The events of a step that a client may see."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -50,7 +50,7 @@ class FinishEvent:
     request_id: RequestId
     reason: FinishReason
     message: str = ""
-    """What failed, for `FinishReason.ERROR` and `FinishReason.CONSTRAINT`."""
+    """The failure, for `FinishReason.ERROR` and `FinishReason.CONSTRAINT`."""
 
 
 Event = TokenEvent | PromptEvent | ProgressEvent | FinishEvent

@@ -27,7 +27,7 @@ def check_state(state: SchedulerState) -> None:
     held = Counter(block for sequence in running.values() for block in sequence.block_table)
     held.update([block for blocks in state.held_back for block in blocks])
     holders = {block: pool.num_holders(block) for block in range(pool.num_blocks) if pool.num_holders(block)}
-    assert held == holders, "a block is lost, or held by someone who does not know"  # 6: nothing leaks
+    assert held == holders, "a block is lost, or its holders are counted wrongly"  # 6: nothing leaks
     assert not running.keys() & set(waiting), "a sequence runs and waits"
     assert len(running) <= state.config.max_running, "too many sequences run"
     for request_id, sequence in running.items():
@@ -56,7 +56,7 @@ def check_state(state: SchedulerState) -> None:
 
 
 def _check_content(state: SchedulerState, sequence: Sequence) -> None:
-    """What the pool knows of a sequence's blocks is true: hashed anew from its tokens."""
+    """The registered digests of a sequence's blocks are those of its tokens."""
     pool = state.pool
     chain = sequence.chain[:1]
     extend(chain, sequence.tokens, pool.block_size)
@@ -65,13 +65,13 @@ def _check_content(state: SchedulerState, sequence: Sequence) -> None:
         computed = (i + 1) * pool.block_size <= sequence.num_computed
         if pool.is_registered(block):
             assert computed, "a block is shareable before it is computed"  # 6
-            assert pool.digest(block) == chain[i + 1], "a block is known for what it does not hold"
+            assert pool.digest(block) == chain[i + 1], "a block is registered under a wrong digest"
         else:
-            assert pool.num_holders(block) == 1, "a block is shared that nobody knows"
+            assert pool.num_holders(block) == 1, "a shared block is not registered"
 
 
 def check_schedule(state: SchedulerState, schedule: Schedule) -> None:
-    """A schedule that was decided for the scheduler's present state keeps the law."""
+    """A schedule that was decided for the scheduler's present state satisfies the invariants."""
     _check_runs(state, schedule)
     _check_target(schedule, state.prefill_policy)
     _check_blocks(state, schedule)
@@ -115,7 +115,7 @@ def _check_runs(state: SchedulerState, schedule: Schedule) -> None:
         sequence = state.sequence(chunk.request_id)
         asked = policy.chunk_len(sequence.num_known - chunk.start, config.max_batch_tokens, False)
         enough = chunk.is_last or chunk.length >= min(config.min_chunk, asked)
-        assert enough or _takes_as_long(schedule, chunk, config.min_chunk), "a crumb"
+        assert enough or _takes_as_long(schedule, chunk, config.min_chunk), "a chunk below the minimum"
 
 
 def _takes_as_long(schedule: Schedule, chunk: Chunk, length: int) -> bool:
@@ -145,7 +145,7 @@ def _check_target(schedule: Schedule, policy: PrefillPolicy) -> None:
 
 
 def _check_blocks(state: SchedulerState, schedule: Schedule) -> None:
-    """What the schedule promises is there: freed by preemption, then enough for every run."""
+    """The blocks that the schedule needs are there: freed by preemption, then enough for every run."""
     pool = state.pool
     left = Counter({block: pool.num_holders(block) for block in range(pool.num_blocks)})
     left.subtract(block for i in schedule.preempted for block in state.running[i].block_table)

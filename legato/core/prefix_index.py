@@ -1,7 +1,7 @@
 """Maps tokens to the blocks that hold their K and V, with a chain of hashes.
 
 The digest of a block depends on its own tokens and on all tokens before it. So equal digests mean equal K
-and V. The hash is SHA-256, so nobody can construct two texts with the same digest.
+and V. The hash is SHA-256, so no client can construct two texts with the same digest.
 
 A chain begins with a root. Requests share blocks only if they have the same root: that of their cache salt,
 or, without prefix sharing, one that belongs to a single request.

@@ -1,4 +1,4 @@
-"""What a client asked for, in plain numbers. A prompt is token ids; text does not appear in the core."""
+"""A client's request in plain numbers. A prompt is token ids; text does not appear in the core."""
 
 from dataclasses import dataclass, field
 from typing import NewType

@@ -78,7 +78,7 @@ class Schedule:
     token_budget: int = 0
     """The size of the step in tokens, decodes included, if all its prompts were at position 0."""
     limited_by: LimitedBy = LimitedBy.TOKENS
-    """What limited its prompt tokens."""
+    """The limit of its prompt tokens."""
     target: float | None = None
     """The most seconds that it should take. None if none of its decodes has a target."""
     margin: float = 1.0
@@ -101,7 +101,7 @@ class Schedule:
 
     @cached_property
     def shape(self) -> StepShape:
-        """What its time depends on."""
+        """Everything that its time depends on."""
         shape, num = shape_of([chunk[1:4] for chunk in self.chunks]), len(self.decodes)
         context = sum([run.start for run in self.decodes]) + num
         return StepShape(

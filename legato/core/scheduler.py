@@ -233,8 +233,8 @@ class Scheduler:
         state.running[request_id] = sequence
 
     def _advance_virtual_time(self, schedule: Schedule) -> None:
-        """Add an equal share of the step's prompt tokens, or the minimum if so many wait that the share is
-        less."""
+        """Add an equal share of the step's prompt tokens, or the minimum if the queue is long and the share
+        is less."""
         state = self.state
         num_left_out = sum(1 for request_id, _ in schedule.left_out if request_id in state.running)
         num_prompts = len(schedule.chunks) + num_left_out + len(state.waiting)

@@ -100,7 +100,7 @@ class ScoreRows:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What a runner computes in one step.
+    """The work of a runner in one step.
 
     It stores K and V of every token in `batch`, samples one token for each row of `sample`, and computes the
     log-probabilities of the prompt tokens in `score`.
@@ -112,7 +112,7 @@ class StepPlan:
 
     @property
     def shape(self) -> StepShape:
-        """What the time of the step depends on."""
+        """Everything that the time of the step depends on."""
         sampled = {row.seq for row in self.sample}
         seqs = self.batch.seqs
         shape = shape_of((seq.start, len(seq.tokens), i in sampled) for i, seq in enumerate(seqs))

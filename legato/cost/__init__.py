@@ -1,1 +1,1 @@
-"""What an engine step costs: its shape, its predicted seconds, and how the prediction is learned."""
+"""The cost of an engine step: its shape, its predicted seconds, and how the prediction is learned."""

@@ -163,7 +163,7 @@ class AsyncEngine:
 
     @property
     def stack_trace(self) -> str:
-        """What the engine thread is doing now."""
+        """The current stack of the engine thread."""
         return self._loop.stack_trace
 
     @property

@@ -57,7 +57,7 @@ class LoadedModel:
     settings: EngineSettings
     """The settings in force, with a number in place of an automatic target."""
     choices: Mapping[str, str]
-    """What was chosen and why, for the start-up output."""
+    """The choices with their reasons, for the start-up output."""
     check_exactness: Callable[[float, int], ExactnessReport]
     """(seconds, seed): compare logits bit by bit over random schedules. Must not be called while the engine
     has work."""

@@ -49,7 +49,7 @@ class Engine:
         return bool(self._pending_events) or self.scheduler.state.has_work
 
     def load(self) -> EngineLoad:
-        """What the engine does at the moment. Thread-safe: it reads only lengths and single values."""
+        """The current load of the engine. Thread-safe: it reads only lengths and single values."""
         state = self.scheduler.state
         return EngineLoad(
             num_running=len(state.running),

@@ -44,7 +44,7 @@ class Completion:
     """One entry per prompt token, if `SamplingParams.prompt_logprobs` is set. The first has no
     log-probability."""
     message: str = ""
-    """What failed, if `finish_reason` is constraint or error."""
+    """The failure, if `finish_reason` is constraint or error."""
 
 
 @dataclass(frozen=True, slots=True)

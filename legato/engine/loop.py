@@ -95,7 +95,7 @@ class EngineLoop:
 
     @property
     def stack_trace(self) -> str:
-        """What the thread is doing now. For the log, when a step takes too long."""
+        """The current stack of the thread. For the log, when a step takes too long."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         return "".join(traceback.format_stack(frame)) if frame else ""
 

@@ -25,12 +25,12 @@ class Finish:
     stop: str | int | None = None
     """The stop string, or the id of the client's stop token, that ended the reply. None for any other end."""
     message: str = ""
-    """What failed, for `FinishReason.ERROR` and `FinishReason.CONSTRAINT`."""
+    """The failure, for `FinishReason.ERROR` and `FinishReason.CONSTRAINT`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one event adds to a reply."""
+    """The addition of one event to a reply."""
 
     text: str
     """Text that is certain. The texts of all deltas, joined, are the text of the reply."""

@@ -1,4 +1,4 @@
-"""What the engine requires of a runner, of an executor, and of observers."""
+"""The protocols of runners, executors and observers."""
 
 from typing import Protocol
 

@@ -21,7 +21,7 @@ MAX_RETRY_S = 600
 
 
 class EngineLoad(NamedTuple):
-    """What the engine does at the moment."""
+    """The current load of an engine."""
 
     num_running: int
     """Running sequences."""

@@ -1,4 +1,4 @@
-"""What the server serves: the engine, the model, the limits and the access rules. It knows no HTTP routes."""
+"""A served model: engine, model, limits and access rules. This module knows no HTTP routes."""
 
 import asyncio
 import logging
@@ -48,7 +48,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessRules:
-    """Who may use the server."""
+    """The rules of who may use the server."""
 
     keys: ApiKeys = field(default_factory=lambda: ApiKeys(()))
     """Without keys, everyone may use the server."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rig import build_rig
 
@@ -146,6 +146,8 @@ def test_what_is_taken_is_gone(cost: StepCost, seconds: float, asks: list[tuple[
     part=st.floats(0, 1),
     asks=st.lists(st.tuples(st.integers(0, 20_000), st.floats(0, 1)), max_size=6),
 )
+@example(cost=TRUE, seconds=0.1, first=0, length=32, tokens=2048, floor=0.0, part=0.9, asks=[(0, 1.0)])
+@example(cost=TRUE, seconds=0.1, first=20_000, length=64, tokens=2048, floor=0.0, part=0.9, asks=[(0, 1.0)])
 def test_a_share_leaves_what_it_was_told_to_leave(
     cost: StepCost,
     seconds: float | None,

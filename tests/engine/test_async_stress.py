@@ -166,7 +166,7 @@ def test_everybody_is_answered_and_nothing_is_left(
         assert served.failure == "the engine is shut down"
         assert not served._streams
         assert not served._aborting
-        assert served._num_waiting_tokens == 0
+        assert served.queue._num_tokens == 0
         return ends
 
     ends = asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -82,7 +82,7 @@ def test_waiting_is_limited_by_the_pace_of_the_last_prompts() -> None:
             for stream in streams[:MIN_RATE_SAMPLES]:
                 clock.now += 5
                 engine._dispatch((TokenEvent(stream.request.id, TokenLogprobs(97), None, 0),))
-            with pytest.raises(QueueFullError, match="predicted to take 15 s, at most 12 s") as caught:
+            with pytest.raises(QueueFullError, match="predicted wait is 15 s, at most 12 s") as caught:
                 submit(engine, stack)
             assert caught.value.retry_after_s == 3
             with pytest.raises(QueueFullError), engine.reserve(1, 0):
@@ -107,7 +107,7 @@ def test_waiting_is_limited_by_the_pace_at_which_requests_end() -> None:
                 clock.now += 10
                 event = TokenEvent(stream.request.id, TokenLogprobs(97), FinishReason.LENGTH, 0)
                 engine._dispatch((event,))
-            with pytest.raises(QueueFullError, match="predicted to take"):
+            with pytest.raises(QueueFullError, match="predicted wait is"):
                 submit(engine, stack)
 
     asyncio.run(main())
@@ -119,7 +119,7 @@ def test_before_there_is_a_pace_the_price_of_a_token_tells() -> None:
             await engine.start()
             for _ in range(3):
                 submit(engine, stack)
-            with pytest.raises(QueueFullError, match="predicted to take 30 s, at most 25 s"):
+            with pytest.raises(QueueFullError, match="predicted wait is 30 s, at most 25 s"):
                 submit(engine, stack)
 
     asyncio.run(main())

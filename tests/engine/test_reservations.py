@@ -67,7 +67,7 @@ def test_the_prompt_tokens_of_replies_to_come_are_reserved_too() -> None:
         with served.reserve(2, 50) as room:
             first = served.submit([1] * 25, PARAMS, reservation=room)
             assert room == Reservation(1, 25)
-            with pytest.raises(QueueFullError, match="50 prompt tokens wait and the request brings 11 more"):
+            with pytest.raises(QueueFullError, match="50 prompt tokens wait and the request has 11 more"):
                 served.submit([1] * 11, PARAMS)
             with served.submit([1] * 10, PARAMS):
                 pass

@@ -381,7 +381,7 @@ def test_j_04_tokens_that_wait_have_a_limit_and_health_answers_meanwhile() -> No
             assert len(refused) == 95
             assert sorted({answer.status_code for answer in answers}) == [200, 429]
             assert refused[0].json()["error"]["message"] == (
-                "2000 prompt tokens wait and the request brings 400 more, at most 2000 may"
+                "2000 prompt tokens wait and the request has 400 more, at most 2000 may"
             )
             assert all(answer.headers["retry-after"] for answer in refused)
             # What was answered, refused or left waits no more.

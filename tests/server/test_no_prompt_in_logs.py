@@ -8,7 +8,6 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -239,7 +238,7 @@ def test_an_unforeseen_error_is_logged_with_its_place_and_type_and_without_its_t
     built = BROKEN[part]  # an engine's thread starts once
     tokenizer = built.model.tokenizer
     assert isinstance(tokenizer, FakeTokenizer)
-    service = replace(with_tokenizer(tokenizer), chat_template=built.chat_template)
+    service = build_service(tokenizer=tokenizer, chat_template=built.model.chat_template)
     with logged(kind()) as log:
         answer = ask("/v1/chat/completions", body, service=service)
     assert answer.status_code == 500 or '"type":"server_error"' in answer.text

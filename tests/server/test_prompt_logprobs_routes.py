@@ -177,7 +177,7 @@ def test_a_long_prompts_scores_are_worded_off_the_event_loop(
 ) -> None:
     """Thousands of entries take longer to write than a token of somebody else's may wait."""
     threads: list[bool] = []
-    whole, chunks = CompletionFormatter.whole, CompletionFormatter.chunks
+    whole, chunks = CompletionFormatter.complete, CompletionFormatter.chunks
 
     def note(method: Any) -> Any:
         def noted(*arguments: Any, **more: Any) -> Any:
@@ -186,7 +186,7 @@ def test_a_long_prompts_scores_are_worded_off_the_event_loop(
 
         return noted
 
-    monkeypatch.setattr(CompletionFormatter, "whole", note(whole))
+    monkeypatch.setattr(CompletionFormatter, "complete", note(whole))
     monkeypatch.setattr(CompletionFormatter, "chunks", note(chunks))
     body = {"prompt": [7] * 400, "prompt_logprobs": 1, "max_tokens": 2, "stream": streamed}
     response = ask(COMPLETIONS, body, service=build_service(plain_runner()))

@@ -246,7 +246,7 @@ def test_g_12_a_step_that_hangs_makes_the_server_unhealthy_until_it_returns(
         go_on.set()
         assert waiting.result(5).status_code == 200
     wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 200)
-    wait_until(lambda: "the engine goes on" in caplog.text)
+    wait_until(lambda: "the engine continues" in caplog.text)
 
 
 def test_an_address_is_answered_while_its_model_loads_and_served_from_then_on() -> None:

@@ -26,7 +26,7 @@ class Greet(BaseModel):
 @pytest.fixture
 def serve_tools(start_server: StartServer) -> Any:
     def serve(runner: object) -> RunningServer:
-        return start_server(runner, chat_template=tool_service().chat_template)
+        return start_server(runner, chat_template=tool_service().model.chat_template)
 
     return serve
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import time
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -348,6 +347,6 @@ def test_a_model_without_an_end_of_text_refuses() -> None:
         def eos_ids(self) -> frozenset[int]:
             return frozenset()
 
-    service = replace(build_service(plain_runner()), grammars=Grammars(Endless(), VOCAB))
+    service = build_service(plain_runner(), grammars=Grammars(Endless(), VOCAB))
     response = ask(COMPLETIONS, {"prompt": [BOS, EOS], "guided_regex": "a"}, service=service)
     assert response.json()["error"]["message"].endswith("no end-of-text token")

@@ -296,7 +296,11 @@ def tool(name: str, **function: object) -> dict[str, object]:
 
 REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
     "200 tools": ("tools", {"tools": [tool(f"f{i}") for i in range(200)]}, "at most 128 items"),
-    "one name twice": ("tools[2].function.name", {"tools": [tool("a"), tool("b"), tool("a")]}, "a is there"),
+    "one name twice": (
+        "tools[2].function.name",
+        {"tools": [tool("a"), tool("b"), tool("a")]},
+        "duplicate function name a",
+    ),
     "no function": ("tools[0].function", {"tools": [{"type": "function"}]}, "required"),
     "another type": ("tools[0].type", {"tools": [{"type": "web_search"}]}, "function"),
     "no name": ("tools[0].function.name", {"tools": [tool("")]}, "pattern"),

@@ -24,7 +24,7 @@ _NUM_SEEDS = 1 << 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What to generate: `n` replies to each prompt. Reply i is reply i % n to prompt i // n."""
+    """A generation request: `n` replies to each prompt. Reply i is reply i % n to prompt i // n."""
 
     prompts: tuple[tuple[int, ...], ...]
     params: tuple[SamplingParams, ...]

@@ -137,7 +137,7 @@ async def _with_timeout(prepare: Prepare, timeout: float | None) -> tuple[Genera
 async def _prepared(
     service: Service, response_id: str, prepare: Prepare, num_replies: int
 ) -> AsyncIterator[tuple[Generation, ResponseFormatter, Start]]:
-    """What to generate, its formatter, and the function that starts the replies."""
+    """The generation request, its formatter, and the function that starts the replies."""
     with service.engine.reserve(num_replies, 0) as reservation:
         generation, formatter = await prepare()
         service.engine.widen(reservation, generation.num_prompt_tokens * generation.n)

@@ -49,7 +49,7 @@ def offered_tools(body: ChatBody) -> Sequence[Tool]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCalling:
-    """What the replies of one request may call, and how."""
+    """The functions that the replies of one request may call, and how."""
 
     constraint: Grammar
     format: ToolFormat

@@ -23,7 +23,7 @@ B = TypeVar("B", bound=GenerationBody)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint(Generic[B]):
-    """What an endpoint adds to the common route."""
+    """The parts of a route that differ between endpoints."""
 
     path: str
     body: type[B]
@@ -32,7 +32,7 @@ class Endpoint(Generic[B]):
     """Refuses a body before it is queued. Raises `RequestError`."""
     num_replies: Callable[[B], int]
     prepare: Callable[[Service, B, int, float], Awaitable[tuple[Generation, ResponseFormatter]]]
-    """What to generate, from the service, the body, its size in bytes, and the time of arrival."""
+    """Makes the generation request from the service, the body, its size in bytes, and the time of arrival."""
 
 
 def add_generation_route(router: APIRouter, service: Service, endpoint: Endpoint[B]) -> None:

@@ -31,7 +31,7 @@ RECEIVE_TIMEOUT_S = 120.0
 
 
 class Lifecycle(Protocol):
-    """What the server starts and stops together with its connections."""
+    """The part that is started and stopped together with the server's connections."""
 
     @property
     def num_replies(self) -> int:

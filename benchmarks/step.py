@@ -72,7 +72,7 @@ class TimedOps:
     def __init__(self, inner: LayerOps, watch: Stopwatch) -> None:
         self._inner = inner
         self._watch = watch
-        self.turn = inner.turn
+        self.rope = inner.rope
 
     def projection(
         self, weight: Tensor, bias: Tensor | None = None, *, before: Norm | None = None, after: After = None

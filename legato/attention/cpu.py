@@ -18,7 +18,7 @@ from legato.errors import ConfigError
 from legato.kernels.attention import Rows, Step, attend_kernel
 from legato.kernels.attention_vector import BFLOAT16, FLOAT16, FLOAT32
 from legato.kernels.cache import preparing
-from legato.kernels.team import Threads
+from legato.kernels.thread_pool import ThreadPool
 from legato.kernels.vector import LANES, fuses_multiply_add
 
 _ELEMENTS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT16}
@@ -33,7 +33,7 @@ class CpuAttention:
 
     def __init__(
         self,
-        threads: Threads | None = None,
+        threads: ThreadPool | None = None,
         *,
         head_dim: int = LANES,
         progress: Callable[[str], None] = lambda _: None,
@@ -49,7 +49,7 @@ class CpuAttention:
             raise ConfigError(f"cpu attention: head size {head_dim} is not a multiple of {LANES}")
         if not fuses_multiply_add():
             raise ConfigError("cpu attention: this processor has no fused multiply-add")
-        self._threads = threads or Threads(torch.get_num_threads())
+        self._threads = threads or ThreadPool(torch.get_num_threads())
         with preparing("attention", progress):
             self.kernel = attend_kernel()
             self._attend_to_one_token(head_dim)
@@ -90,8 +90,8 @@ class CpuAttention:
             factor=params.scale * _LOG2_E * (1.0 if cap is None else 2.0 / cap),
             cap=0.0 if cap is None else cap * _LOG2_E,
         )
-        team = self._threads.team(torch.get_num_threads())
-        self.kernel(team, step, *(_rows(tensor) for tensor in tensors))
+        handle = self._threads.handle(torch.get_num_threads())
+        self.kernel(handle, step, *(_rows(tensor) for tensor in tensors))
         return out.to(q.dtype)
 
     def _attend_to_one_token(self, head_dim: int) -> None:

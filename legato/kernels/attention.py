@@ -22,7 +22,7 @@ from numba import types
 from legato.kernels import attention_vector as vector
 from legato.kernels.attention_vector import AHEAD, FEW, FLOAT32, FOUR, SUMS, TILE_ROWS
 from legato.kernels.cache import Kernel, source_version
-from legato.kernels.team import Team, sharing, tuple_type
+from legato.kernels.thread_pool import PoolHandle, sharing, tuple_type
 from legato.kernels.vector import LANES, VECTOR_BYTES, copy, next_number
 
 _compiled: Any = numba.njit
@@ -128,7 +128,7 @@ _share, _get = sharing(
 
 
 def attend_kernel() -> Kernel:
-    """attend(team, step, q, k, v, out, keys, values): stores a step's K and V, then attends.
+    """attend(threads, step, q, k, v, out, keys, values): stores a step's K and V, then attends.
 
     Rows of q, k, v and out are tokens, those of the pools `keys` and `values` are slots. q and out are
     float32, the others have the pools' element.
@@ -137,13 +137,21 @@ def attend_kernel() -> Kernel:
 
     @_compiled(nogil=True)
     def attend(
-        team: Team, work: int, step: Step, q: Rows, k: Rows, v: Rows, out: Rows, keys: Rows, values: Rows
+        threads: PoolHandle,
+        work: int,
+        step: Step,
+        q: Rows,
+        k: Rows,
+        v: Rows,
+        out: Rows,
+        keys: Rows,
+        values: Rows,
     ) -> int:
         _store(step, k, keys)
         _store(step, v, values)
         tiles = _cut_rows(step)
-        items, num_bytes = _cut_work(tiles, team.workers)
-        some = Team(team.state, min(team.workers, len(items)))
+        items, num_bytes = _cut_work(tiles, threads.workers)
+        some = PoolHandle(threads.state, min(threads.workers, len(items)))
         states = np.empty(num_bytes + VECTOR_BYTES, np.uint8)
         numbers = np.zeros(1 + len(tiles), np.int64)
         scratch = np.empty((some.workers, _scratch_bytes(step.dim)), np.uint8)

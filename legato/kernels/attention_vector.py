@@ -34,8 +34,8 @@ from legato.kernels.vector import (
     Value,
     exp2,
     has_wide_registers,
+    intrinsic_from,
     tanh,
-    written,
 )
 
 TILE_ROWS = 64
@@ -63,43 +63,45 @@ def _load(element: int, at: Value) -> Value:
         return at.load()
     if element == FLOAT16:
         return at.load(HALVES).cast("fpext", FLOATS)
-    return (at.load(SHORTS).cast("zext", INTS) << 16).bits(FLOATS)
+    return (at.load(SHORTS).cast("zext", INTS) << 16).bitcast(FLOATS)
 
 
 def _for_each_element(element: Value, body: Callable[[int], None]) -> None:
     """Code for each kind of element, chosen when it runs."""
-    element.among({kind: partial(body, kind) for kind in (FLOAT32, BFLOAT16, FLOAT16)})
+    element.switch({kind: partial(body, kind) for kind in (FLOAT32, BFLOAT16, FLOAT16)})
 
 
-@written
+@intrinsic_from
 def widen(to: Value, source: Value, dim: Value, element: Value) -> None:
     """A key or value as float32."""
     _for_each_element(
         element,
-        lambda kind: dim.each(LANES, lambda d: (to + d * 4).store(_load(kind, source + d * _SIZES[kind]))),
+        lambda kind: dim.for_each(
+            LANES, lambda d: (to + d * 4).store(_load(kind, source + d * _SIZES[kind]))
+        ),
     )
 
 
-@written
+@intrinsic_from
 def pack_query(lane: Value, stride: Value, query: Value, dim: Value, factor: Value) -> None:
     """One lane of a group's queries = factor * query."""
-    dim.each(1, lambda d: (lane + d * stride).store((query + d * 4).load(FLOAT) * factor))
+    dim.for_each(1, lambda d: (lane + d * stride).store((query + d * 4).load(FLOAT) * factor))
 
 
-@written
+@intrinsic_from
 def clear(address: Value, size: Value) -> None:
     """Zeros in `size` bytes, a multiple of VECTOR_BYTES."""
-    size.each(VECTOR_BYTES, lambda i: (address + i).store(i.floats(0.0)))
+    size.for_each(VECTOR_BYTES, lambda i: (address + i).store(i.floats(0.0)))
 
 
-@written
+@intrinsic_from
 def reset_state(state: Value, size: Value) -> None:
     """The state of no positions, `size` bytes."""
-    size.like(0).upto(size.like(SUMS), VECTOR_BYTES, lambda i: (state + i).store(i.floats(_LOWEST)))
-    size.like(SUMS).upto(size, VECTOR_BYTES, lambda i: (state + i).store(i.floats(0.0)))
+    size.like(0).range_loop(size.like(SUMS), VECTOR_BYTES, lambda i: (state + i).store(i.floats(_LOWEST)))
+    size.like(SUMS).range_loop(size, VECTOR_BYTES, lambda i: (state + i).store(i.floats(0.0)))
 
 
-@written
+@intrinsic_from
 def score(scores: Value, queries: Value, addresses: Value, count: Value, dim: Value) -> None:
     """scores [count][lane] = keys at `addresses` [count] times queries [D][lane]; count a multiple of 8.
 
@@ -118,17 +120,17 @@ def score(scores: Value, queries: Value, addresses: Value, count: Value, dim: Va
             for i in range(LANES):
                 query = (queries + d * VECTOR_BYTES + i * VECTOR_BYTES).load()
                 keys = [(row + d * 4 + i * 4).load(FLOAT).splat() for row in rows]
-                new = [query.times(key, total) for key, total in zip(keys, new, strict=True)]
+                new = [query.fma(key, total) for key, total in zip(keys, new, strict=True)]
             return new
 
-        sums = first.like(0).upto(dim, LANES, add, *[first.floats(0.0)] * num_keys)
+        sums = first.like(0).range_loop(dim, LANES, add, *[first.floats(0.0)] * num_keys)
         for i, total in enumerate(sums):
             (scores + first * VECTOR_BYTES + i * VECTOR_BYTES).store(total)
 
-    count.each(num_keys, some_keys)
+    count.for_each(num_keys, some_keys)
 
 
-@written
+@intrinsic_from
 def score_few(
     scores: Value, queries: Value, addresses: Value, count: Value, dim: Value, element: Value
 ) -> None:
@@ -147,16 +149,16 @@ def score_few(
                 query = four.lanes(*[0, 1, 2, 3] * 4)
                 for s in sets:
                     key = keys[s][i // 4].lanes(*[4 * b + i % 4 for b in block for _ in range(4)])
-                    new[s] = query.times(key, new[s])
+                    new[s] = query.fma(key, new[s])
             return new
 
-        sums = first.like(0).upto(dim, LANES, add, *[first.floats(0.0)] * 4)
+        sums = first.like(0).range_loop(dim, LANES, add, *[first.floats(0.0)] * 4)
         for s, total in enumerate(sums):
             for b in block:
                 to = scores + first * VECTOR_BYTES + (4 * s + b) * VECTOR_BYTES
                 to.store(total.lanes(*range(4 * b, 4 * b + 4)))
 
-    _for_each_element(element, lambda kind: count.each(16, lambda first: some_keys(kind, first)))
+    _for_each_element(element, lambda kind: count.for_each(16, lambda first: some_keys(kind, first)))
 
 
 def _four_keys(kind: int, addresses: Value, d: Value) -> list[Value]:
@@ -171,12 +173,12 @@ def _four_keys(kind: int, addresses: Value, d: Value) -> list[Value]:
 
 def _blocks(one: Value, other: Value, first: int, second: int) -> Value:
     """Two blocks of four lanes of one vector, then the same of another."""
-    both = one.beside(other)
+    both = one.concat(other)
     starts = (4 * first, 4 * second, LANES + 4 * first, LANES + 4 * second)
     return both.lanes(*[start + i for start in starts for i in range(4)])
 
 
-@written
+@intrinsic_from
 def cap_scores(scores: Value, count: Value, cap: Value) -> None:
     """Scores of 2 x log2(e) become cap * tanh(x)."""
 
@@ -184,10 +186,10 @@ def cap_scores(scores: Value, count: Value, cap: Value) -> None:
         at = scores + j * VECTOR_BYTES
         at.store(tanh(at.load()) * cap.splat())
 
-    count.each(1, bend)
+    count.for_each(1, bend)
 
 
-@written
+@intrinsic_from
 def weigh(scores: Value, count: Value, first: Value, seen: Value, state: Value, factors: Value) -> None:
     """Scores of `count` positions from `first` on become weights, and are merged into a group's state.
 
@@ -198,32 +200,32 @@ def weigh(scores: Value, count: Value, first: Value, seen: Value, state: Value, 
 
     def mask(j: Value, highest: Value) -> list[Value]:
         at, position = scores + j * VECTOR_BYTES, (first + j).cast("trunc", INT).splat()
-        value = at.load().where((begin - 1 < position) & (position < end), float("-inf"))
+        value = at.load().select((begin - 1 < position) & (position < end), float("-inf"))
         at.store(value)
-        return [value.where(highest < value, highest)]
+        return [value.select(highest < value, highest)]
 
     def exponentiate(j: Value, total: Value) -> list[Value]:
         at, value = scores + j * VECTOR_BYTES, (scores + j * VECTOR_BYTES).load()
         weight = exp2(value - highest)
-        at.store(weight.floats(-0.0).where(value < _LOWEST, weight))
+        at.store(weight.floats(-0.0).select(value < _LOWEST, weight))
         return [total + weight]
 
-    (highest,) = first.like(0).upto(count, 1, mask, first.floats(_LOWEST))
-    (total,) = first.like(0).upto(count, 1, exponentiate, first.floats(0.0))
+    (highest,) = first.like(0).range_loop(count, 1, mask, first.floats(_LOWEST))
+    (total,) = first.like(0).range_loop(count, 1, exponentiate, first.floats(0.0))
     _merge(state, highest, total, factors)
 
 
 def _merge(state: Value, highest: Value, total: Value, factors: Value) -> None:
     """A group's maxima and sums take in those of later positions; leaves factors for the sums of values."""
-    top = highest.where(state.load() < highest, state.load())
+    top = highest.select(state.load() < highest, state.load())
     old, new = exp2(state.load() - top), exp2(highest - top)
     factors.store(old)
     (factors + SUMS).store(new)
     state.store(top)
-    (state + SUMS).store(total.times(new, (state + SUMS).load() * old))
+    (state + SUMS).store(total.fma(new, (state + SUMS).load() * old))
 
 
-@written
+@intrinsic_from
 def merge_group(state: Value, later: Value, factors: Value) -> None:
     _merge(state, later.load(), (later + SUMS).load(), factors)
 
@@ -232,22 +234,22 @@ def _factors_of(factors: Value) -> tuple[Value, Value]:
     return factors.load(FLOAT).splat(), (factors + SUMS).load(FLOAT).splat()
 
 
-@written
+@intrinsic_from
 def merge_row(values: Value, later: Value, dim: Value, factors: Value) -> None:
     """One row's sum of values takes in that of later positions."""
     old, new = _factors_of(factors)
 
     def merge(d: Value) -> None:
         at = values + d * 4
-        at.store((later + d * 4).load().times(new, at.load() * old))
+        at.store((later + d * 4).load().fma(new, at.load() * old))
 
-    dim.each(LANES, merge)
+    dim.for_each(LANES, merge)
 
 
 def _add_values(is_edge: bool) -> Any:
     width = 4 if has_wide_registers() else 1
 
-    @written
+    @intrinsic_from
     def add_values(
         sums: Value,
         weights: Value,
@@ -270,23 +272,23 @@ def _add_values(is_edge: bool) -> Any:
                 for row in range(4):
                     weight = (weights + j * VECTOR_BYTES + row * 4).load(FLOAT).splat()
                     for part, total in zip(parts, totals[row * width :], strict=False):
-                        more = part.times(weight, total)
+                        more = part.fma(weight, total)
                         # Even -0 times a value is not nothing if the value is infinite or NaN.
-                        bits = weight.bits(INTS)
-                        new.append(total.where(bits < 0, more) if is_edge else more)
+                        bits = weight.bitcast(INTS)
+                        new.append(total.select(bits < 0, more) if is_edge else more)
                 return new
 
-            totals = d.like(0).upto(count, 1, add, *[d.floats(0.0)] * (4 * width))
+            totals = d.like(0).range_loop(count, 1, add, *[d.floats(0.0)] * (4 * width))
             for row in range(4):
                 old, new = _factors_of(factors + row * 4)
                 for i in range(width):
                     at = sums + dim * (4 * row) + d * 4 + i * VECTOR_BYTES
-                    at.store(totals[row * width + i].times(new, at.load() * old))
+                    at.store(totals[row * width + i].fma(new, at.load() * old))
 
         def all_columns(kind: int) -> None:
             whole = dim & -(LANES * width)
-            whole.each(LANES * width, lambda d: columns(kind, width, d))
-            whole.upto(dim, LANES, lambda d: columns(kind, 1, d))
+            whole.for_each(LANES * width, lambda d: columns(kind, width, d))
+            whole.range_loop(dim, LANES, lambda d: columns(kind, 1, d))
 
         _for_each_element(element, all_columns)
 
@@ -297,7 +299,9 @@ add_values, add_values_at_edge = _add_values(False), _add_values(True)
 """The same where each row sees all positions; the second also where some do not."""
 
 
-@written
+@intrinsic_from
 def finish(out: Value, values: Value, total: Value, dim: Value) -> None:
     """A row of the output. Adding 0 makes -0 positive: which zero it is would depend on the tile."""
-    dim.each(LANES, lambda d: (out + d * 4).store((values + d * 4).load() / total.load(FLOAT).splat() + 0.0))
+    dim.for_each(
+        LANES, lambda d: (out + d * 4).store((values + d * 4).load() / total.load(FLOAT).splat() + 0.0)
+    )

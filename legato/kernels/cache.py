@@ -178,10 +178,10 @@ def write_checked(path: Path, content: bytes) -> None:
 
 
 class Kernel:
-    """A compiled function, and the work that it shares with a team."""
+    """A compiled function, and the work that it shares with a thread pool."""
 
     def __init__(self, entry: Any, work: Callable[[int, int], None] | None) -> None:
-        """`entry(team, work, ..)`: `work` is the address of the compiled `work(context, worker)`.
+        """`entry(threads, work, ..)`: `work` is the address of the compiled `work(context, worker)`.
 
         Both are kept in NUMBA_CACHE_DIR, beside the source, or in the user's cache.
         """
@@ -198,8 +198,8 @@ class Kernel:
             self._work.compile()
             self._address = self._work.address or 0
 
-    def __call__(self, team: Any, *arguments: Any) -> None:
-        self._entry(team, self._address, *arguments)
+    def __call__(self, threads: Any, *arguments: Any) -> None:
+        self._entry(threads, self._address, *arguments)
 
     def close(self) -> None:
         """From here on another type of argument is an error, and not seconds of compiling in a request."""

@@ -20,7 +20,7 @@ from legato.kernels import product_vector as vector
 from legato.kernels import row_vector
 from legato.kernels.cache import Kernel, source_version
 from legato.kernels.product_vector import W8, W16, Format
-from legato.kernels.team import Team, sharing, tuple_type
+from legato.kernels.thread_pool import PoolHandle, sharing, tuple_type
 from legato.kernels.vector import VECTOR_BYTES, copy, next_number
 
 _compiled: Any = numba.njit
@@ -61,7 +61,7 @@ class Rows(NamedTuple):
     stride: int
 
 
-class Job(NamedTuple):
+class ProjectionArgs(NamedTuple):
     """What a product begins and ends with."""
 
     num_rows: int
@@ -75,19 +75,19 @@ class Job(NamedTuple):
     packed: int  # memory for packed rows, `packed_bytes`
 
 
-def matrix_of(form: Format, num_inputs: int, num_outputs: int, weights: int, bias: int) -> Matrix:
-    sizes = (form.group, form.panel, form.row_group, form.weight_group)
-    return Matrix(form is W8, *sizes, num_inputs, num_outputs, weights, bias)
+def matrix_of(fmt: Format, num_inputs: int, num_outputs: int, weights: int, bias: int) -> Matrix:
+    sizes = (fmt.group, fmt.panel, fmt.row_group, fmt.weight_group)
+    return Matrix(fmt is W8, *sizes, num_inputs, num_outputs, weights, bias)
 
 
-def packed_bytes(form: Format, num_rows: int, num_inputs: int) -> int:
+def packed_bytes(fmt: Format, num_rows: int, num_inputs: int) -> int:
     """Memory for packed rows."""
-    return num_rows * -(-num_inputs // form.group) * form.row_group
+    return num_rows * -(-num_inputs // fmt.group) * fmt.row_group
 
 
-def weights_bytes(form: Format, num_inputs: int, num_outputs: int) -> int:
+def weights_bytes(fmt: Format, num_inputs: int, num_outputs: int) -> int:
     """Memory of a packed matrix."""
-    return -(-num_outputs // form.panel) * -(-num_inputs // form.group) * form.weight_group
+    return -(-num_outputs // fmt.panel) * -(-num_inputs // fmt.group) * fmt.weight_group
 
 
 class _Context(NamedTuple):
@@ -95,7 +95,7 @@ class _Context(NamedTuple):
 
     phase: int
     matrix: Matrix
-    job: Job
+    args: ProjectionArgs
     x: Rows
     out: Rows
     residual: Rows
@@ -113,7 +113,7 @@ _share, _get = sharing(
     tuple_type(
         _Context,
         matrix=tuple_type(Matrix),
-        job=tuple_type(Job),
+        args=tuple_type(ProjectionArgs),
         x=_ROWS,
         out=_ROWS,
         residual=_ROWS,
@@ -126,23 +126,31 @@ _share, _get = sharing(
 
 
 def project_kernel() -> Kernel:
-    """project(team, matrix, job, x, out, residual)"""
+    """project(threads, matrix, args, x, out, residual)"""
     version = source_version()
 
     @_compiled(nogil=True)
-    def project(team: Team, work: int, matrix: Matrix, job: Job, x: Rows, out: Rows, residual: Rows) -> int:
-        tiles = _cut_rows(job.num_rows, _SIZES_W8 if matrix.is_small else _SIZES_W16)
+    def project(
+        threads: PoolHandle,
+        work: int,
+        matrix: Matrix,
+        args: ProjectionArgs,
+        x: Rows,
+        out: Rows,
+        residual: Rows,
+    ) -> int:
+        tiles = _cut_rows(args.num_rows, _SIZES_W8 if matrix.is_small else _SIZES_W16)
         blocks = _cut_tiles(tiles, _num_groups(matrix) * matrix.row_group)
         counter = np.zeros(1, np.int64)
-        some = team if job.num_rows * matrix.num_inputs > _LITTLE else Team(team.state, 1)
+        some = threads if args.num_rows * matrix.num_inputs > _LITTLE else PoolHandle(threads.state, 1)
         prepared = np.zeros((some.workers, _num_groups(matrix) * matrix.group), np.float32)
-        sums = np.empty((team.workers, 2 * _MOST_ROWS * matrix.panel + VECTOR_BYTES), np.float32)
-        n = team.workers
-        c = (matrix, job, x, out, residual, tiles, blocks, counter)
+        sums = np.empty((threads.workers, 2 * _MOST_ROWS * matrix.panel + VECTOR_BYTES), np.float32)
+        n = threads.workers
+        c = (matrix, args, x, out, residual, tiles, blocks, counter)
         _share(some, work, _Context(_PACK, *c, prepared, n))
         counter[0] = 0
-        _share(team, work, _Context(_MULTIPLY, *c, sums, n))
-        if job.adds:
+        _share(threads, work, _Context(_MULTIPLY, *c, sums, n))
+        if args.adds:
             counter[0] = 0
             _share(some, work, _Context(_ADD, *c, sums, n))
         return version
@@ -199,7 +207,7 @@ def _cut_tiles(tiles: Any, row_bytes: int) -> Any:
 
 @_compiled
 def _pack_tiles(c: _Context, scratch: Any) -> None:
-    matrix, job, x, tiles = c.matrix, c.job, c.x, c.tiles
+    matrix, args, x, tiles = c.matrix, c.args, c.x, c.tiles
     num_groups = _num_groups(matrix)
     memory = np.int64(scratch.ctypes.data)  # an unsigned one beside a signed one would become a float
     while True:
@@ -207,9 +215,9 @@ def _pack_tiles(c: _Context, scratch: Any) -> None:
         if number >= len(tiles):
             break
         first, rows = tiles[number]
-        tile = job.packed + first * num_groups * matrix.row_group
+        tile = args.packed + first * num_groups * matrix.row_group
         for row in range(rows):
-            ready = _prepare(matrix, job, x.address + (first + row) * x.stride, memory)
+            ready = _prepare(matrix, args, x.address + (first + row) * x.stride, memory)
             for i in range(num_groups):
                 to, source = tile + i * rows * matrix.row_group, ready + i * matrix.group * 4
                 if matrix.is_small:
@@ -219,10 +227,10 @@ def _pack_tiles(c: _Context, scratch: Any) -> None:
 
 
 @_compiled
-def _prepare(matrix: Matrix, job: Job, row: int, scratch: int) -> int:
+def _prepare(matrix: Matrix, args: ProjectionArgs, row: int, scratch: int) -> int:
     """The address of a row that is ready to be packed; in `scratch` zeros follow it up to a whole group."""
-    if job.gain:
-        row_vector.norm(scratch, row, matrix.num_inputs, job.gain, job.eps)
+    if args.gain:
+        row_vector.norm(scratch, row, matrix.num_inputs, args.gain, args.eps)
     elif matrix.num_inputs % matrix.group:
         copy(scratch, row, matrix.num_inputs * 4)
     else:
@@ -232,8 +240,8 @@ def _prepare(matrix: Matrix, job: Job, row: int, scratch: int) -> int:
 
 @_compiled
 def _multiply(c: _Context, memory: Any) -> None:
-    matrix, job, out, tiles, blocks = c.matrix, c.job, c.out, c.tiles, c.blocks
-    num_panels = -(-matrix.num_outputs // matrix.panel) // (2 if job.gate else 1)
+    matrix, args, out, tiles, blocks = c.matrix, c.args, c.out, c.tiles, c.blocks
+    num_panels = -(-matrix.num_outputs // matrix.panel) // (2 if args.gate else 1)
     step = max(1, min(_PANELS, num_panels // (4 * c.workers)))
     num_steps = -(-num_panels // step)
     sums = -(-np.int64(memory.ctypes.data) // VECTOR_BYTES) * VECTOR_BYTES
@@ -245,23 +253,25 @@ def _multiply(c: _Context, memory: Any) -> None:
         for panel in range(first, min(first + step, num_panels)):
             for tile in tiles[blocks[block] : blocks[block + 1]]:
                 to = out.address + tile[0] * out.stride + panel * matrix.panel * 4
-                if job.gate:
-                    _multiply_gated(matrix, job, Rows(to, out.stride), tile[0], tile[1], panel, sums)
+                if args.gate:
+                    _multiply_gated(matrix, args, Rows(to, out.stride), tile[0], tile[1], panel, sums)
                 else:
                     width = min(matrix.panel, matrix.num_outputs - panel * matrix.panel)
-                    _multiply_tile(matrix, job, tile[0], tile[1], panel, sums)
+                    _multiply_tile(matrix, args, tile[0], tile[1], panel, sums)
                     for row in range(tile[1]):
                         place, source = to + row * out.stride, sums + row * matrix.panel * 4
-                        if job.streams and width == matrix.panel:
+                        if args.streams and width == matrix.panel:
                             row_vector.stream(place, source, width)
                         else:
                             row_vector.move(place, source, width)
 
 
 @_compiled
-def _multiply_tile(matrix: Matrix, job: Job, first: int, rows: int, panel: int, sums: int) -> None:
+def _multiply_tile(
+    matrix: Matrix, args: ProjectionArgs, first: int, rows: int, panel: int, sums: int
+) -> None:
     num_groups = _num_groups(matrix)
-    tile = job.packed + first * num_groups * matrix.row_group
+    tile = args.packed + first * num_groups * matrix.row_group
     weights = matrix.weights + panel * num_groups * matrix.weight_group
     size = matrix.panel * 4
     for row in range(rows):
@@ -274,15 +284,15 @@ def _multiply_tile(matrix: Matrix, job: Job, first: int, rows: int, panel: int, 
 
 @_compiled
 def _multiply_gated(
-    matrix: Matrix, job: Job, out: Rows, first: int, rows: int, panel: int, sums: int
+    matrix: Matrix, args: ProjectionArgs, out: Rows, first: int, rows: int, panel: int, sums: int
 ) -> None:
     size = matrix.panel * 4
     gated = sums + rows * size
-    _multiply_tile(matrix, job, first, rows, 2 * panel, sums)
-    _multiply_tile(matrix, job, first, rows, 2 * panel + 1, gated)
+    _multiply_tile(matrix, args, first, rows, 2 * panel, sums)
+    _multiply_tile(matrix, args, first, rows, 2 * panel + 1, gated)
     for row in range(rows):
         to, gate, other = out.address + row * out.stride, sums + row * size, gated + row * size
-        if job.gate == SILU:
+        if args.gate == SILU:
             row_vector.gate_silu(to, gate, other, matrix.panel)
         else:
             row_vector.gate_gelu_tanh(to, gate, other, matrix.panel)
@@ -290,16 +300,16 @@ def _multiply_gated(
 
 @_compiled
 def _add_rows(c: _Context) -> None:
-    job, out, residual = c.job, c.out, c.residual
-    width = c.matrix.num_outputs // (2 if job.gate else 1)
+    args, out, residual = c.args, c.out, c.residual
+    width = c.matrix.num_outputs // (2 if args.gate else 1)
     while True:
         first = next_number(c.counter.ctypes.data) * _ADDED
-        if first >= job.num_rows:
+        if first >= args.num_rows:
             break
-        for row in range(first, min(first + _ADDED, job.num_rows)):
+        for row in range(first, min(first + _ADDED, args.num_rows)):
             to, more = residual.address + row * residual.stride, out.address + row * out.stride
-            if job.after_gain:
-                row_vector.add_norm(to, more, width, job.after_gain, job.after_eps)
+            if args.after_gain:
+                row_vector.add_norm(to, more, width, args.after_gain, args.after_eps)
             else:
                 row_vector.add(to, more, width)
 
@@ -320,16 +330,16 @@ _share_packing, _get_packing = sharing(
 
 
 def pack_kernel() -> Kernel:
-    """pack(team, matrix, rows, first, num_rows): rows of a matrix, from row `first` on, a panel's start.
+    """pack(threads, matrix, rows, first, num_rows): rows of a matrix, from row `first` on, a panel's start.
 
     `rows` begins with row `first`.
     """
     version = source_version()
 
     @_compiled(nogil=True)
-    def pack(team: Team, work: int, matrix: Matrix, rows: Rows, first: int, num_rows: int) -> int:
+    def pack(threads: PoolHandle, work: int, matrix: Matrix, rows: Rows, first: int, num_rows: int) -> int:
         counter = np.zeros(1, np.int64)
-        _share_packing(team, work, _Packing(matrix, rows, first, num_rows, counter))
+        _share_packing(threads, work, _Packing(matrix, rows, first, num_rows, counter))
         return version
 
     def work(address: int, worker: int) -> None:  # noqa: ARG001
@@ -367,11 +377,11 @@ def _pack_panel(matrix: Matrix, rows: Rows, first_panel: int, panel: int, num_ro
 
 
 def read_kernel() -> Kernel:
-    """read(team, matrix, numbers, out, factor): rows of a packed matrix as floats, times a factor."""
+    """read(threads, matrix, numbers, out, factor): rows of a packed matrix as floats, times a factor."""
     version = source_version()
 
     @_compiled(nogil=True)
-    def read(_team: Team, _work: int, matrix: Matrix, numbers: Any, out: Rows, factor: float) -> int:
+    def read(_threads: PoolHandle, _work: int, matrix: Matrix, numbers: Any, out: Rows, factor: float) -> int:
         num_groups = _num_groups(matrix)
         scratch = np.empty(num_groups * matrix.group, np.float32)
         for row in range(len(numbers)):

@@ -29,10 +29,10 @@ from legato.kernels.vector import (
     SHORT,
     VECTOR_BYTES,
     Value,
-    has,
+    absolute,
+    has_features,
     has_wide_registers,
-    size_of,
-    written,
+    intrinsic_from,
 )
 
 _AHEAD = 8192
@@ -60,7 +60,7 @@ The first two take quads, the others pairs. `add` adds in an instruction of its 
 
 def instructions() -> list[str]:
     """Those that work here, best first."""
-    return [name for name, features in INSTRUCTIONS.items() if has(*features)]
+    return [name for name, features in INSTRUCTIONS.items() if has_features(*features)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +69,15 @@ class Format:
 
     group: int
     """Inputs that share a scale, a multiple of 16."""
-    weight_top: int
-    """Weights are -weight_top .. weight_top."""
-    input_top: int
+    weight_max: int
+    """Weights are -weight_max .. weight_max."""
+    input_max: int
     instruction: str
 
     @property
     def weight_limit(self) -> float:
         """Weights must be smaller: their scales are kept in 16 bits."""
-        return 65504 * _SHRUNK * self.weight_top
+        return 65504 * _SHRUNK * self.weight_max
 
     @property
     def is_quads(self) -> bool:
@@ -92,7 +92,7 @@ class Format:
     @property
     def weight_unit(self) -> int:
         """Bytes of a unit of weights: pairs of small integers are widened when they are read."""
-        return 4 if self.is_quads or self.weight_top > 127 else 2
+        return 4 if self.is_quads or self.weight_max > 127 else 2
 
     @property
     def panel_vectors(self) -> int:
@@ -132,20 +132,20 @@ def w8(instruction: str | None = None) -> Format:
     return Format(32, 127, 127, instruction or instructions()[0])
 
 
-def _halves(name: str, acc: Value, kind: Any, *others: Value) -> Value:
+def _halves(name: str, acc: Value, kind: ir.Type, *others: Value) -> Value:
     """An instruction for half of the lanes, twice."""
     half = LANES // 2
     low, high = (
         tuple(value.lanes(*range(first, first + half)) for value in (acc, *others)) for first in (0, half)
     )
-    return _one(name, low, kind).beside(_one(name, high, kind))
+    return _one(name, low, kind).concat(_one(name, high, kind))
 
 
-def _one(name: str, values: tuple[Value, ...], kind: Any) -> Value:
+def _one(name: str, values: tuple[Value, ...], kind: ir.Type) -> Value:
     acc, weights, inputs = values
     if kind is None:  # adds by itself
         return acc.call(name, weights, inputs)
-    return acc + weights.bits(kind).call(name, inputs.bits(kind), returns=acc.code.type)
+    return acc + weights.bitcast(kind).call(name, inputs.bitcast(kind), returns=acc.code.type)
 
 
 def _dot(instruction: str, acc: Value, weights: Value, inputs: Value) -> Value:
@@ -169,52 +169,52 @@ def _dot(instruction: str, acc: Value, weights: Value, inputs: Value) -> Value:
             return acc + low + (weights >> 16) * (inputs >> 16)
 
 
-def multiplier(form: Format) -> Any:
+def multiplier(fmt: Format) -> Any:
     """The function that adds a tile of `rows` rows times a panel to sums [rows][panel] floats."""
 
-    @written
+    @intrinsic_from
     def multiply(rows: Value, sums: Value, tile: Value, weights: Value, num_groups: Value) -> None:
-        rows.among(
+        rows.switch(
             {
-                count: lambda count=count: num_groups.each(  # type: ignore[misc]
+                count: lambda count=count: num_groups.for_each(  # type: ignore[misc]
                     1,
                     lambda group: _add_group(
-                        form,
+                        fmt,
                         count,
                         sums,
-                        tile + group * (count * form.row_group),
-                        weights + group * form.weight_group,
+                        tile + group * (count * fmt.row_group),
+                        weights + group * fmt.weight_group,
                     ),
                 )
-                for count in form.tiles
+                for count in fmt.tiles
             }
         )
 
     return multiply
 
 
-def _add_group(form: Format, rows: int, sums: Value, tile: Value, weights: Value) -> None:
+def _add_group(fmt: Format, rows: int, sums: Value, tile: Value, weights: Value) -> None:
     """One group's part of sums."""
-    vectors = range(form.panel_vectors)
-    scales = tile + form.units * rows * 4
+    vectors = range(fmt.panel_vectors)
+    scales = tile + fmt.units * rows * 4
     starts = [
-        (scales + 4 * (rows + row)).load(INT).splat() if form.is_quads else sums.like(0, INTS)
+        (scales + 4 * (rows + row)).load(INT).splat() if fmt.is_quads else sums.like(0, INTS)
         for row in range(rows)
         for _ in vectors
     ]
 
     def add(first: Value, *dots: Value) -> list[Value]:
-        return _add_units(form, rows, first, tile, weights, list(dots))
+        return _add_units(fmt, rows, first, tile, weights, list(dots))
 
-    dots = tile.like(0).upto(tile.like(form.units), _units_at_once(rows), add, *starts)
-    ends = weights + form.units * form.panel * form.weight_unit
+    dots = tile.like(0).range_loop(tile.like(fmt.units), _units_at_once(rows), add, *starts)
+    ends = weights + fmt.units * fmt.panel * fmt.weight_unit
     factors = [(ends + 2 * LANES * v).load(HALVES).cast("fpext", FLOATS) for v in vectors]
     for row in range(rows):
         scale = (scales + 4 * row).load(FLOAT).splat()
         for v in vectors:
-            place = sums + (row * form.panel + v * LANES) * 4
+            place = sums + (row * fmt.panel + v * LANES) * 4
             dot = dots[row * len(vectors) + v].cast("sitofp", FLOATS)
-            place.store((dot * scale).times(factors[v], place.load()))
+            place.store((dot * scale).fma(factors[v], place.load()))
 
 
 def _units_at_once(rows: int) -> int:
@@ -222,119 +222,119 @@ def _units_at_once(rows: int) -> int:
 
 
 def _add_units(
-    form: Format, rows: int, first: Value, tile: Value, weights: Value, dots: list[Value]
+    fmt: Format, rows: int, first: Value, tile: Value, weights: Value, dots: list[Value]
 ) -> list[Value]:
-    vectors, line = range(form.panel_vectors), form.panel * form.weight_unit
+    vectors, line = range(fmt.panel_vectors), fmt.panel * fmt.weight_unit
     for unit in range(_units_at_once(rows)):
-        places = [weights + first * line + (unit * line + v * LANES * form.weight_unit) for v in vectors]
+        places = [weights + first * line + (unit * line + v * LANES * fmt.weight_unit) for v in vectors]
         for place in places:
             (place + _AHEAD).prefetch()
-        columns = [_load_weights(form, place) for place in places]
+        columns = [_load_weights(fmt, place) for place in places]
         for row in range(rows):
             inputs = (tile + first * (4 * rows) + (unit * rows + row) * 4).load(INT).splat()
             for v in vectors:
                 i = row * len(vectors) + v
-                dots[i] = _dot(form.instruction, dots[i], columns[v], inputs)
+                dots[i] = _dot(fmt.instruction, dots[i], columns[v], inputs)
     return dots
 
 
-def _load_weights(form: Format, address: Value) -> Value:
-    if form.weight_unit == 4:
+def _load_weights(fmt: Format, address: Value) -> Value:
+    if fmt.weight_unit == 4:
         return address.load(INTS)
     small = address.load(ir.VectorType(BYTE, 2 * LANES))
-    return small.cast("sext", ir.VectorType(SHORT, 2 * LANES)).bits(INTS)
+    return small.cast("sext", ir.VectorType(SHORT, 2 * LANES)).bitcast(INTS)
 
 
 def _largest(source: Value, count: int) -> Value:
     """The largest size among `count` floats; NaN if there is one, for its bits are above infinity's."""
     largest = source.like(0, INTS)
     for i in range(count // LANES):
-        size = size_of((source + i * VECTOR_BYTES).load()).bits(INTS)
-        largest = size.where(largest < size, largest)
-    return largest.call(f"llvm.vector.reduce.smax.v{LANES}i32", returns=INT).bits(FLOAT)
+        size = absolute((source + i * VECTOR_BYTES).load()).bitcast(INTS)
+        largest = size.select(largest < size, largest)
+    return largest.call(f"llvm.vector.reduce.smax.v{LANES}i32", returns=INT).bitcast(FLOAT)
 
 
 def _store_integers(
-    to: Value, stride: Value, source: Value, inverse: Value, form: Format, *, is_weight: bool
+    to: Value, stride: Value, source: Value, inverse: Value, fmt: Format, *, is_weight: bool
 ) -> Value:
     """A group as units at `to`, to + stride, ..; returns the integers' sums by lane."""
     total = to.like(0, INTS)
     narrow, unit = SHORT, INT
-    if form.is_quads or (is_weight and form.weight_unit == 2):
+    if fmt.is_quads or (is_weight and fmt.weight_unit == 2):
         narrow = BYTE
-        unit = INT if form.is_quads else SHORT
-    per_vector = LANES // (4 if form.is_quads else 2)
-    for i in range(form.group // LANES):
+        unit = INT if fmt.is_quads else SHORT
+    per_vector = LANES // (4 if fmt.is_quads else 2)
+    for i in range(fmt.group // LANES):
         scaled = (source + i * VECTOR_BYTES).load() * inverse.splat()
-        whole = (scaled + ROUND).bits(INTS) - scaled.floats(ROUND).bits(INTS)
+        whole = (scaled + ROUND).bitcast(INTS) - scaled.floats(ROUND).bitcast(INTS)
         total = total + whole
-        if is_weight and form.is_quads:
+        if is_weight and fmt.is_quads:
             whole = whole + 128
-        units = whole.cast("trunc", ir.VectorType(narrow, LANES)).bits(ir.VectorType(unit, per_vector))
+        units = whole.cast("trunc", ir.VectorType(narrow, LANES)).bitcast(ir.VectorType(unit, per_vector))
         for j in range(per_vector):
             (to + stride * (i * per_vector + j)).store(units.lane(j))
     return total
 
 
-def row_packer(form: Format) -> Any:
+def row_packer(fmt: Format) -> Any:
     """The function that makes integers of a row's group: of floats at `source`, for row `row` of a tile."""
 
-    @written
+    @intrinsic_from
     def pack_row(to: Value, row: Value, rows: Value, source: Value) -> None:
-        largest = _largest(source, form.group)
+        largest = _largest(source, fmt.group)
         is_zero = largest < _TINY
-        scale = largest.like(0.0).where(is_zero, largest / largest.like(float(form.input_top)))
-        inverse = largest.like(0.0).where(is_zero, largest.like(float(form.input_top)) / largest)
-        total = _store_integers(to + row * 4, rows * 4, source, inverse, form, is_weight=False)
-        place = to + (rows * form.units + row) * 4
+        scale = largest.like(0.0).select(is_zero, largest / largest.like(float(fmt.input_max)))
+        inverse = largest.like(0.0).select(is_zero, largest.like(float(fmt.input_max)) / largest)
+        total = _store_integers(to + row * 4, rows * 4, source, inverse, fmt, is_weight=False)
+        place = to + (rows * fmt.units + row) * 4
         place.store(scale * _SHRUNK)
-        if form.is_quads:
+        if fmt.is_quads:
             whole = total.call(f"llvm.vector.reduce.add.v{LANES}i32", returns=INT)
             (place + rows * 4).store(whole * -128)
 
     return pack_row
 
 
-def weight_packer(form: Format) -> Any:
+def weight_packer(fmt: Format) -> Any:
     """The function that makes integers of a group of an output's weights: of floats, for a panel's output."""
 
-    @written
+    @intrinsic_from
     def pack_weights(to: Value, output: Value, source: Value) -> None:
-        largest = _largest(source, form.group)
-        top = largest.like(form.weight_top * _SHRUNK)
+        largest = _largest(source, fmt.group)
+        top = largest.like(fmt.weight_max * _SHRUNK)
         scale = (largest / top).cast("fptrunc", HALF)
         # Rounded up: or else the largest would not fit.
-        next_up = (scale.bits(SHORT) + 1).bits(HALF)
+        next_up = (scale.bitcast(SHORT) + 1).bitcast(HALF)
         is_small = (scale.cast("fpext", FLOAT) * top) < largest
-        scale = next_up.where(is_small, scale)
+        scale = next_up.select(is_small, scale)
         wide = scale.cast("fpext", FLOAT) * _SHRUNK
-        inverse = largest.like(0.0).where(largest < _TINY, largest.like(1.0) / wide)
-        stride = to.like(form.panel * form.weight_unit)
-        place = to + output * form.weight_unit
-        _store_integers(place, stride, source, inverse, form, is_weight=True)
-        (to + form.units * form.panel * form.weight_unit + output * 2).store(scale)
+        inverse = largest.like(0.0).select(largest < _TINY, largest.like(1.0) / wide)
+        stride = to.like(fmt.panel * fmt.weight_unit)
+        place = to + output * fmt.weight_unit
+        _store_integers(place, stride, source, inverse, fmt, is_weight=True)
+        (to + fmt.units * fmt.panel * fmt.weight_unit + output * 2).store(scale)
 
     return pack_weights
 
 
-def weight_reader(form: Format) -> Any:
+def weight_reader(fmt: Format) -> Any:
     """The function that makes floats of a group of an output's weights."""
-    per_unit = form.group // form.units
-    size = form.weight_unit // per_unit
+    per_unit = fmt.group // fmt.units
+    size = fmt.weight_unit // per_unit
 
-    @written
+    @intrinsic_from
     def read_weights(to: Value, output: Value, source: Value) -> None:
-        place = source + form.units * form.panel * form.weight_unit + output * 2
+        place = source + fmt.units * fmt.panel * fmt.weight_unit + output * 2
         scale = place.load(HALF).cast("fpext", FLOAT) * _SHRUNK
 
         def read(unit: Value) -> None:
-            at = source + unit * (form.panel * form.weight_unit) + output * form.weight_unit
+            at = source + unit * (fmt.panel * fmt.weight_unit) + output * fmt.weight_unit
             for i in range(per_unit):
                 small = (at + i * size).load(SHORT if size == 2 else BYTE)
-                whole = small.cast("zext", INT) - 128 if form.is_quads else small.cast("sext", INT)
+                whole = small.cast("zext", INT) - 128 if fmt.is_quads else small.cast("sext", INT)
                 (to + unit * (4 * per_unit) + 4 * i).store(whole.cast("sitofp", FLOAT) * scale)
 
-        to.like(form.units).each(1, read)
+        to.like(fmt.units).for_each(1, read)
 
     return read_weights
 

@@ -7,7 +7,7 @@ elements are multiples of 16.
 from collections.abc import Callable
 from typing import Any
 
-from legato.kernels.vector import FLOAT, FLOATS, LANES, LOG2_E, Value, exp2, size_of, tanh, written
+from legato.kernels.vector import FLOAT, FLOATS, LANES, LOG2_E, Value, absolute, exp2, intrinsic_from, tanh
 
 
 def _inverse_rms(row: Value, count: Value, eps: Value) -> Value:
@@ -15,23 +15,23 @@ def _inverse_rms(row: Value, count: Value, eps: Value) -> Value:
 
     def add(i: Value, total: Value) -> list[Value]:
         x = (row + i * 4).load()
-        return [x.times(x, total)]
+        return [x.fma(x, total)]
 
-    (total,) = row.like(0).upto(count, LANES, add, row.floats(0.0))
+    (total,) = row.like(0).range_loop(count, LANES, add, row.floats(0.0))
     zero = row.like(0.0, FLOAT)
     summed = zero.call(f"llvm.vector.reduce.fadd.v{LANES}f32", total)
     mean = summed / count.cast("sitofp", FLOAT)
     return (zero.like(1.0) / (mean + eps).call("llvm.sqrt.f32")).splat()
 
 
-@written
+@intrinsic_from
 def norm(to: Value, row: Value, count: Value, gain: Value, eps: Value) -> None:
     """to = row / rms(row) * gain"""
     factor = _inverse_rms(row, count, eps)
-    count.each(LANES, lambda i: (to + i * 4).store((row + i * 4).load() * factor * (gain + i * 4).load()))
+    count.for_each(LANES, lambda i: (to + i * 4).store((row + i * 4).load() * factor * (gain + i * 4).load()))
 
 
-@written
+@intrinsic_from
 def add_norm(to: Value, row: Value, count: Value, gain: Value, eps: Value) -> None:
     """to += row / rms(row) * gain"""
     factor = _inverse_rms(row, count, eps)
@@ -40,37 +40,37 @@ def add_norm(to: Value, row: Value, count: Value, gain: Value, eps: Value) -> No
         more = (row + i * 4).load() * factor * (gain + i * 4).load()
         (to + i * 4).store((to + i * 4).load() + more)
 
-    count.each(LANES, add)
+    count.for_each(LANES, add)
 
 
-@written
+@intrinsic_from
 def add(to: Value, row: Value, count: Value) -> None:
     """to += row"""
-    count.each(LANES, lambda i: (to + i * 4).store((to + i * 4).load() + (row + i * 4).load()))
+    count.for_each(LANES, lambda i: (to + i * 4).store((to + i * 4).load() + (row + i * 4).load()))
 
 
 def _silu(x: Value) -> Value:
     """x / (1 + e^-x), with e^-|x| only: e^|x| may be infinite."""
-    power = exp2(size_of(x) * -LOG2_E)
+    power = exp2(absolute(x) * -LOG2_E)
     share = x.floats(1.0) / (power + 1.0)
-    return x * (share * power).where(x < 0.0, share)
+    return x * (share * power).select(x < 0.0, share)
 
 
 def _gelu_tanh(x: Value) -> Value:
     """x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016)."""
-    inner = x * (x * x).times(x.floats(0.044715), 1.0)
+    inner = x * (x * x).fma(x.floats(0.044715), 1.0)
     return x * 0.5 * (tanh(inner * (2.0 * LOG2_E * 0.7978845608028654)) + 1.0)
 
 
 def _gate(activation: Callable[[Value], Value]) -> Any:
-    @written
+    @intrinsic_from
     def gate(to: Value, row: Value, other: Value, count: Value) -> None:
         """to = activation(row) * other"""
 
         def one(i: Value) -> None:
             (to + i * 4).store(activation((row + i * 4).load()) * (other + i * 4).load())
 
-        count.each(LANES, one)
+        count.for_each(LANES, one)
 
     return gate
 
@@ -78,28 +78,28 @@ def _gate(activation: Callable[[Value], Value]) -> Any:
 gate_silu, gate_gelu_tanh = _gate(_silu), _gate(_gelu_tanh)
 
 
-@written
+@intrinsic_from
 def move(to: Value, row: Value, count: Value) -> None:
     """to = row; here any count will do."""
     whole = count & -LANES
-    whole.each(LANES, lambda i: (to + i * 4).store((row + i * 4).load()))
-    whole.upto(count, 1, lambda i: (to + i * 4).store((row + i * 4).load(FLOAT)))
+    whole.for_each(LANES, lambda i: (to + i * 4).store((row + i * 4).load()))
+    whole.range_loop(count, 1, lambda i: (to + i * 4).store((row + i * 4).load(FLOAT)))
 
 
-@written
+@intrinsic_from
 def stream(to: Value, row: Value, count: Value) -> None:
     """to = row, past the caches; `to` at a multiple of 64."""
-    count.each(LANES, lambda i: (to + i * 4).stream((row + i * 4).load()))
+    count.for_each(LANES, lambda i: (to + i * 4).store_nontemporal((row + i * 4).load()))
 
 
-@written
+@intrinsic_from
 def scale(to: Value, row: Value, count: Value, factor: Value) -> None:
     """to = row * factor"""
-    count.each(LANES, lambda i: (to + i * 4).store((row + i * 4).load() * factor.splat()))
+    count.for_each(LANES, lambda i: (to + i * 4).store((row + i * 4).load() * factor.splat()))
 
 
-@written
-def turn(head: Value, half: Value, cos: Value, sin: Value) -> None:
+@intrinsic_from
+def rotate(head: Value, half: Value, cos: Value, sin: Value) -> None:
     """Rotate each pair (i, i + half) of a head by the angle whose cos and sin are given, [half] each."""
 
     def pair(i: Value) -> None:
@@ -108,4 +108,4 @@ def turn(head: Value, half: Value, cos: Value, sin: Value) -> None:
         low.store(x * c - y * s)
         high.store(y * c + x * s)
 
-    half.each(LANES, pair)
+    half.for_each(LANES, pair)

@@ -99,12 +99,12 @@ class Decoder:
         """All layers, without the LM head."""
         with torch.inference_mode():
             x = self._embed(token_ids)
-            turns = {spec: rope(positions) for spec, rope in self._ropes.items()}
+            angles = {spec: rope(positions) for spec, rope in self._ropes.items()}
             kv_heads = self.spec.num_kv_heads
             heads = self.spec.num_heads + kv_heads
             for layer, layer_cache in zip(self._layers, cache, strict=True):
                 qkv = layer.qkv(x).view(len(x), heads + kv_heads, -1)
-                qk = self._ops.turn(qkv, heads, turns[layer.rope], layer.qk_norm)
+                qk = self._ops.rope(qkv, heads, angles[layer.rope], layer.qk_norm)
                 q, k = torch.split(qk, [self.spec.num_heads, kv_heads], dim=1)
                 out = self._attention(q, k, qkv[:, heads:], layer_cache, batch, layer.attention)
                 layer.o.add_to(x, out.flatten(1))

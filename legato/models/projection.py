@@ -70,10 +70,10 @@ class LayerOps(Protocol):
         """Rows of `weight` [V, E] times `scale`. `head`: the projection of the same matrix, if it is tied."""
         ...
 
-    def turn(self, qkv: Tensor, num: int, turn: tuple[Tensor, Tensor], norm: Norm | None) -> Tensor:
-        """The first `num` heads of `qkv` [T, N, D], normalised and rotated; `qkv` may change.
+    def rope(self, qkv: Tensor, num: int, angles: tuple[Tensor, Tensor], norm: Norm | None) -> Tensor:
+        """The first `num` heads of `qkv` [T, N, D], normalized and rotated. `qkv` may be overwritten.
 
-        `turn`: cos and sin [T, D / 2]; `norm`: with a gain for each head, [num, D].
+        `angles` are cos and sin, [T, D / 2] each. `norm` has a gain for each head, [num, D].
         """
         ...
 
@@ -132,6 +132,6 @@ class TorchOps:
         kept = weight.to(self._embedding_dtype or dtype)
         return lambda ids: F.embedding(ids, kept).to(dtype) * scale
 
-    def turn(self, qkv: Tensor, num: int, turn: tuple[Tensor, Tensor], norm: Norm | None) -> Tensor:
+    def rope(self, qkv: Tensor, num: int, angles: tuple[Tensor, Tensor], norm: Norm | None) -> Tensor:
         qk = qkv[:, :num]
-        return rotate(qk if norm is None else norm(qk), *turn)
+        return rotate(qk if norm is None else norm(qk), *angles)

@@ -20,8 +20,8 @@ from legato.kernels.product import (
     GELU_TANH,
     NO_GATE,
     SILU,
-    Job,
     Matrix,
+    ProjectionArgs,
     Rows,
     matrix_of,
     pack_kernel,
@@ -30,8 +30,8 @@ from legato.kernels.product import (
     read_kernel,
     weights_bytes,
 )
-from legato.kernels.team import Team, Threads
-from legato.kernels.turn import Heads, turn_kernel
+from legato.kernels.rope import Heads, rope_kernel
+from legato.kernels.thread_pool import PoolHandle, ThreadPool
 from legato.kernels.vector import LANES, fuses_multiply_add
 from legato.models.projection import After, Lookup, Norm, Projection
 from legato.models.spec import Activation, ModelSpec
@@ -76,7 +76,7 @@ class CpuOps:
     def __init__(
         self,
         kind: str,
-        threads: Threads | None = None,
+        threads: ThreadPool | None = None,
         *,
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -87,21 +87,21 @@ class CpuOps:
         """
         if not fuses_multiply_add():
             raise ConfigError("weights: this processor has no fused multiply-add", param="weights")
-        self.form = FORMATS[kind]
-        self._threads = threads or Threads(torch.get_num_threads())
+        self.format = FORMATS[kind]
+        self._pool = threads or ThreadPool(torch.get_num_threads())
         self._memory: dict[str, Tensor] = {}
         with preparing("linear", progress):
-            self.project, self.pack, self.read, self._turn = kernels = [
-                make() for make in (project_kernel, pack_kernel, read_kernel, turn_kernel)
+            self.project, self.pack, self.read, self._rope = kernels = [
+                make() for make in (project_kernel, pack_kernel, read_kernel, rope_kernel)
             ]
             self._try_out()
         for kernel in kernels:
             kernel.close()
 
     @property
-    def team(self) -> Team:
-        """Those who do the next call."""
-        return self._threads.team(torch.get_num_threads())
+    def threads(self) -> PoolHandle:
+        """The threads for the next call. Wakes them if they sleep."""
+        return self._pool.handle(torch.get_num_threads())
 
     def memory(self, use: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
         """A tensor that is this use's until it asks again: new memory costs a page fault every 4 KiB."""
@@ -125,9 +125,9 @@ class CpuOps:
         kept = weight.half()
         return lambda ids: torch.nn.functional.embedding(ids, kept).float() * scale
 
-    def turn(self, qkv: Tensor, num: int, turn: tuple[Tensor, Tensor], norm: Norm | None) -> Tensor:
+    def rope(self, qkv: Tensor, num: int, angles: tuple[Tensor, Tensor], norm: Norm | None) -> Tensor:
         """In place."""
-        cos, sin = (angles.contiguous() for angles in turn)
+        cos, sin = (tensor.contiguous() for tensor in angles)
         heads = Heads(
             address=qkv.data_ptr(),
             row=qkv.stride(0) * 4,
@@ -139,7 +139,7 @@ class CpuOps:
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
         )
-        self._turn(self.team, heads)
+        self._rope(self.threads, heads)
         return qkv[:, :num]
 
     def _try_out(self) -> None:
@@ -147,7 +147,7 @@ class CpuOps:
         layer(torch.ones(1, 2 * LANES))
         layer.rows(torch.zeros(1, dtype=torch.int64), 1.0)
         angles = torch.zeros(1, LANES)
-        self.turn(torch.zeros(1, 1, 2 * LANES), 1, (angles, angles), None)
+        self.rope(torch.zeros(1, 1, 2 * LANES), 1, (angles, angles), None)
 
 
 class CpuProjection:
@@ -172,28 +172,28 @@ class CpuProjection:
         self._before = before
         self._norm = after if isinstance(after, Norm) else None
         self._gate = NO_GATE
-        form = ops.form
+        fmt = ops.format
         if isinstance(after, str):
             self._gate = _GATES[after]
-            weight = _in_turns(weight, form.panel)
-            bias = None if bias is None else _in_turns(bias, form.panel)
+            weight = _in_turns(weight, fmt.panel)
+            bias = None if bias is None else _in_turns(bias, fmt.panel)
         num_outputs, num_inputs = weight.shape
         self._width = num_outputs // 2 if self._gate else num_outputs
-        self._packed = torch.empty(weights_bytes(form, num_inputs, num_outputs), dtype=torch.uint8)
-        self._bias = torch.zeros(-(-num_outputs // form.panel) * form.panel)
+        self._packed = torch.empty(weights_bytes(fmt, num_inputs, num_outputs), dtype=torch.uint8)
+        self._bias = torch.zeros(-(-num_outputs // fmt.panel) * fmt.panel)
         if bias is not None:
             self._bias[: len(bias)] = bias
         self._matrix: Matrix = matrix_of(
-            form, num_inputs, num_outputs, self._packed.data_ptr(), self._bias.data_ptr()
+            fmt, num_inputs, num_outputs, self._packed.data_ptr(), self._bias.data_ptr()
         )
         for first in range(0, num_outputs, _PACK_ROWS):
             part = weight[first : first + _PACK_ROWS].float().contiguous()
-            if not (largest := float(part.abs().amax())) < form.weight_limit:
+            if not (largest := float(part.abs().amax())) < fmt.weight_limit:
                 raise ModelError(
-                    f"weights: a matrix holds {largest:.4g}; integers take less than {form.weight_limit:.0f} "
+                    f"weights: a matrix holds {largest:.4g}; integers take less than {fmt.weight_limit:.0f} "
                     "(--weights dense takes more)"
                 )
-            ops.pack(ops.team, self._matrix, _rows(part), first, len(part))
+            ops.pack(ops.threads, self._matrix, _rows(part), first, len(part))
 
     def __call__(self, x: Tensor) -> Tensor:  # [T, in] fp32 -> [T, out] fp32
         shape = len(x), self._width
@@ -212,7 +212,7 @@ class CpuProjection:
         if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < self._matrix.num_outputs:
             raise IndexError(f"rows run from 0 to {self._matrix.num_outputs - 1}")
         out = torch.empty(len(numbers), self._matrix.num_inputs)
-        self._ops.read(self._ops.team, self._matrix, numbers.numpy(), _rows(out), factor)
+        self._ops.read(self._ops.threads, self._matrix, numbers.numpy(), _rows(out), factor)
         return out
 
     def _project(self, x: Tensor, out: Tensor, residual: Tensor | None) -> None:
@@ -220,8 +220,8 @@ class CpuProjection:
         assert x.dtype == torch.float32, "compiled code reads floats"
         assert x.shape[1] == self._matrix.num_inputs
         assert x.stride(1) == 1, "side by side"
-        size = packed_bytes(ops.form, len(x), self._matrix.num_inputs)
-        job = Job(
+        size = packed_bytes(ops.format, len(x), self._matrix.num_inputs)
+        args = ProjectionArgs(
             num_rows=len(x),
             gain=0 if before is None else before.gain.data_ptr(),
             eps=0.0 if before is None else before.eps,
@@ -233,7 +233,7 @@ class CpuProjection:
             packed=ops.memory("packed", (size,), torch.uint8).data_ptr(),
         )
         to = _NOWHERE if residual is None else _rows(residual)
-        ops.project(ops.team, self._matrix, job, _rows(x), _rows(out), to)
+        ops.project(ops.threads, self._matrix, args, _rows(x), _rows(out), to)
 
 
 def _in_turns(rows: Tensor, panel: int) -> Tensor:

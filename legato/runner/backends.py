@@ -16,7 +16,7 @@ from legato.models.spec import ModelSpec
 from legato.runner.device import choose_dtype
 
 if TYPE_CHECKING:
-    from legato.kernels.team import Threads
+    from legato.kernels.thread_pool import ThreadPool
 
 # The kernels are imported where they are used: numba takes half a second, and other devices do not need it.
 
@@ -28,13 +28,13 @@ WEIGHTS = ("dense", "fp16", "w16", "w8")
 Progress = Callable[[str], None]
 
 
-def start_threads(device: torch.device, progress: Progress) -> "Threads | None":
+def start_threads(device: torch.device, progress: Progress) -> "ThreadPool | None":
     """The threads of compiled kernels, as many as torch has; none for devices that do not run any."""
     if device.type != "cpu":
         return None
-    from legato.kernels.team import Threads
+    from legato.kernels.thread_pool import ThreadPool
 
-    return Threads(torch.get_num_threads(), progress=progress)
+    return ThreadPool(torch.get_num_threads(), progress=progress)
 
 
 def choose_activations(asked: str, spec: ModelSpec, device: torch.device) -> torch.dtype:
@@ -50,7 +50,7 @@ def choose_activations(asked: str, spec: ModelSpec, device: torch.device) -> tor
 
 
 def choose_attention(
-    asked: str, spec: ModelSpec, device: torch.device, threads: "Threads | None", progress: Progress
+    asked: str, spec: ModelSpec, device: torch.device, threads: "ThreadPool | None", progress: Progress
 ) -> tuple[AttentionBackend, str]:
     """The attention back end, and why. Raises `ConfigError` if what is asked for cannot work here."""
     if asked == "reference":
@@ -105,7 +105,7 @@ def choose_kv_dtype(
 
 
 def layer_ops(
-    weights: str, threads: "Threads | None" = None, progress: Progress = lambda _: None
+    weights: str, threads: "ThreadPool | None" = None, progress: Progress = lambda _: None
 ) -> LayerOps:
     """Layers that keep weights in one of `WEIGHTS`."""
     if weights == "dense":

@@ -17,7 +17,7 @@ from legato.attention.base import AttentionBatch, AttentionParams, LayerCache
 from legato.attention.cpu import CpuAttention
 from legato.attention.reference import ReferenceAttention
 from legato.errors import ConfigError
-from legato.kernels.team import Threads
+from legato.kernels.thread_pool import ThreadPool
 from legato.kernels.vector import has_wide_registers
 
 Schedule = list[list[tuple[int, int]]]
@@ -134,7 +134,7 @@ def batch_of(spans, tables, block_size):
 
 @pytest.fixture(scope="module")
 def attention() -> CpuAttention:
-    return CpuAttention(Threads(2))
+    return CpuAttention(ThreadPool(2))
 
 
 @pytest.fixture(autouse=True)
@@ -289,8 +289,8 @@ def test_torch_keeps_its_number_of_threads():
 CHILD = """
 import hashlib, sys
 sys.path.insert(0, sys.argv[1])
-from test_cpu_attention import CpuAttention, Model, Story, Threads
-attention = CpuAttention(Threads(2))
+from test_cpu_attention import CpuAttention, Model, Story, ThreadPool
+attention = CpuAttention(ThreadPool(2))
 story = Story(Model(kv_heads=2, ratio=3, head_dim=80, window=300, softcap=5.0), [400, 150], 8)
 outputs, _ = story.run(attention, story.shuffled(8))
 digest = hashlib.sha256(b"".join(out.numpy().tobytes() for out in outputs)).hexdigest()

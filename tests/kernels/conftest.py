@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from legato.kernels.team import Threads
+from legato.kernels.thread_pool import ThreadPool
 from legato.models.projection_cpu import CpuOps
 
 
@@ -17,7 +17,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def ops(kind: str) -> CpuOps:
-    return CpuOps(kind, Threads(2))
+    return CpuOps(kind, ThreadPool(2))
 
 
 @pytest.fixture(autouse=True)

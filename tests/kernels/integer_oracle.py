@@ -38,13 +38,13 @@ class Oracle:
     """One format."""
 
     group: int
-    weight_top: int
-    input_top: int
+    weight_max: int
+    input_max: int
 
     def pack_inputs(self, x):
         """Integers [T, groups, group] and scales [T, groups] of floats [T, in]: scale = largest / top."""
         x = _grouped(x, self.group)
-        largest, top = np.abs(x).max(-1), F32(self.input_top)
+        largest, top = np.abs(x).max(-1), F32(self.input_max)
         is_zero = largest < TINY
         with np.errstate(divide="ignore", over="ignore"):
             scale = np.where(is_zero, F32(0), largest / top)
@@ -54,7 +54,7 @@ class Oracle:
     def pack_weights(self, weight):
         """The same of weights; a scale is 1 / 1024 of a float16, the least that the largest fits under."""
         weight = _grouped(weight, self.group)
-        largest, top = np.abs(weight).max(-1), F32(self.weight_top / 1024)
+        largest, top = np.abs(weight).max(-1), F32(self.weight_max / 1024)
         scale = (largest / top).astype(np.float16)
         too_small = scale.astype(F32) * top < largest
         scale = np.where(too_small, np.nextafter(scale, np.float16(np.inf)), scale)
@@ -84,6 +84,6 @@ class Oracle:
 
 
 ORACLES = {
-    "w16": Oracle(group=128, weight_top=2047, input_top=8191),
-    "w8": Oracle(group=32, weight_top=127, input_top=127),
+    "w16": Oracle(group=128, weight_max=2047, input_max=8191),
+    "w8": Oracle(group=32, weight_max=127, input_max=127),
 }

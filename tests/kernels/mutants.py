@@ -18,7 +18,7 @@ MUTANTS = (
     (
         "gated results are added as if there were one for each output",
         "legato/kernels/product.py",
-        "width = c.matrix.num_outputs // (2 if job.gate else 1)",
+        "width = c.matrix.num_outputs // (2 if args.gate else 1)",
         "width = c.matrix.num_outputs",
         "tests/kernels/test_rows_stand_alone.py::test_nothing_is_written_beyond_the_matrix_its_rows_and_their_memory",
     ),

@@ -13,19 +13,19 @@ from legato.kernels.vector import has_wide_registers
 
 CHILD = """
 import hashlib, torch
-from legato.kernels.team import Threads
+from legato.kernels.thread_pool import ThreadPool
 from legato.models.projection import Norm
 from legato.models.projection_cpu import CpuOps
 
 torch.manual_seed(0)
-threads, digest, hits = Threads(2), hashlib.sha256(), []
+threads, digest, hits = ThreadPool(2), hashlib.sha256(), []
 for kind in ("w16", "w8"):
     ops = CpuOps(kind, threads)
     x, gain = torch.randn(29, 208), torch.randn(208)
     gated = ops.projection(torch.randn(192, 208), before=Norm(gain, 1e-6), after="silu")(x)
     ops.projection(torch.randn(208, 96), torch.randn(208), after=Norm(gain, 1e-6)).add_to(x, gated)
     heads, angles = x[:, :192].reshape(29, 3, 64), torch.randn(29, 32)
-    turned = ops.turn(heads, 2, (angles.cos(), angles.sin()), Norm(torch.randn(2, 64), 1e-6))
+    turned = ops.rope(heads, 2, (angles.cos(), angles.sin()), Norm(torch.randn(2, 64), 1e-6))
     other = ops.projection(torch.randn(50, 208), before=Norm(gain, 1e-6))
     read = other.rows(torch.tensor([3, 49]), 2.5)
     for result in (gated, x, turned, other(x), read):

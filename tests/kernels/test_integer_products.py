@@ -109,8 +109,8 @@ def test_the_largest_integers_of_every_sign_add_up_without_overflow(ops, kind):
     weight, x = signs(50, 400) * 0.75, signs(30, 400) * 3.0
     oracle = ORACLES[kind]
     weights, inputs = oracle.pack_weights(weight.numpy())[0], oracle.pack_inputs(x.numpy())[0]
-    assert (np.abs(weights[:, 0]) == oracle.weight_top).all()
-    assert (np.abs(inputs[:, 0]) == oracle.input_top).all()
+    assert (np.abs(weights[:, 0]) == oracle.weight_max).all()
+    assert (np.abs(inputs[:, 0]) == oracle.input_max).all()
     bias = np.zeros(50, np.float32)
     y = ops.projection(weight)(x)
     assert same_bits(y, oracle.product(x.numpy(), weight.numpy(), bias))
@@ -139,7 +139,7 @@ def test_rows_are_read_as_they_are_computed_with(ops, kind, num_inputs, num_outp
     ids = torch.tensor([num_outputs - 1, 0, num_outputs // 2, 0])
     assert same_bits(layer.rows(ids, 1.0) + 0.0, kept[ids] + 0.0)
     assert same_bits(layer.rows(ids, 25.3) + 0.0, kept[ids] * torch.tensor(25.3) + 0.0)
-    half_a_step = weight.abs().amax(1, keepdim=True) / (2 * ORACLES[kind].weight_top)
+    half_a_step = weight.abs().amax(1, keepdim=True) / (2 * ORACLES[kind].weight_max)
     assert ((kept - weight).abs() <= 1.002 * half_a_step + 1e-10).all()
 
 
@@ -221,5 +221,5 @@ def test_there_is_an_instruction_for_every_machine():
 def test_a_weight_that_no_scale_can_hold_is_refused_with_the_limit(ops, value):
     weight = torch.ones(40, 32)
     weight[37, 3] = value
-    with pytest.raises(ModelError, match=f"integers take less than {ops.form.weight_limit:.0f}"):
+    with pytest.raises(ModelError, match=f"integers take less than {ops.format.weight_limit:.0f}"):
         ops.projection(weight)

@@ -65,9 +65,9 @@ def test_heads_are_normalised_and_rotated_as_by_torch(ops, rows, heads, half, ha
     angles = 100 * random(rows, half, seed=seed + 1)
     turn = angles.cos(), angles.sin()
     norm = Norm(1 + random(heads, 2 * half, seed=seed + 2), 1e-6) if has_norm else None
-    expected = torch_ops().turn(qkv.clone(), heads, turn, norm)
+    expected = torch_ops().rope(qkv.clone(), heads, turn, norm)
     values = qkv[:, heads:].clone()
-    y = ops.turn(qkv, heads, turn, norm)
+    y = ops.rope(qkv, heads, turn, norm)
     # Of a pair one may be small: its error is as large as the other's.
     pairs = expected.unflatten(2, (2, half)).norm(dim=2, keepdim=True)
     assert ((y - expected).unflatten(2, (2, half)).abs() <= 1e-6 * pairs).all()
@@ -81,7 +81,7 @@ def test_a_product_begins_with_the_norm_of_its_rows(ops, size, seed, magnitude):
     x, weight = magnitude * random(7, size, seed=seed + 1), random(50, size, seed=seed + 2)
     gain = 1 + random(size, seed=seed)
     still = torch.ones(7, size // 2), torch.zeros(7, size // 2)
-    normalised = ops.turn(x[:, None].clone(), 1, still, Norm(gain[None], 1e-6))[:, 0]
+    normalised = ops.rope(x[:, None].clone(), 1, still, Norm(gain[None], 1e-6))[:, 0]
     expected = ops.projection(weight)(normalised)
     assert torch.equal(ops.projection(weight, before=Norm(gain, 1e-6))(x), expected)
 

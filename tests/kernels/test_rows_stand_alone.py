@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from legato.kernels.product import NO_GATE, SILU, Job, Rows, matrix_of, packed_bytes, weights_bytes
+from legato.kernels.product import NO_GATE, SILU, ProjectionArgs, Rows, matrix_of, packed_bytes, weights_bytes
 from legato.models.projection import Norm
 
 CANARY = 77
@@ -125,11 +125,11 @@ def test_a_rotated_row_depends_on_nothing_else(ops, rows, heads, has_norm, seed,
     norm = Norm(random(heads, 32, seed=seed + 2), 1e-6) if has_norm else None
     turn = angles.cos(), angles.sin()
     torch.set_num_threads(1)
-    whole = ops.turn(qkv.clone(), heads, turn, norm)
+    whole = ops.rope(qkv.clone(), heads, turn, norm)
     torch.set_num_threads(threads)
     first = (seed * 7) % (1001 - rows)
     some = slice(first, first + rows)
-    assert torch.equal(ops.turn(qkv[some].clone(), heads, (turn[0][some], turn[1][some]), norm), whole[some])
+    assert torch.equal(ops.rope(qkv[some].clone(), heads, (turn[0][some], turn[1][some]), norm), whole[some])
 
 
 class Guarded:
@@ -171,7 +171,7 @@ def test_nothing_is_written_beyond_the_matrix_its_rows_and_their_memory(
 ):
     """Rows of `out` and `residual` are apart from each other, too."""
     torch.set_num_threads(threads)
-    form, width = ops.form, num_outputs // 2 if gate else num_outputs
+    form, width = ops.format, num_outputs // 2 if gate else num_outputs
     weights = Guarded(weights_bytes(form, num_inputs, num_outputs))
     packed = Guarded(packed_bytes(form, num_rows, num_inputs))
     x = Guarded.of(random(num_rows, num_inputs).numpy())
@@ -183,8 +183,8 @@ def test_nothing_is_written_beyond_the_matrix_its_rows_and_their_memory(
     blank[:, : 4 * width] = 0
     out, residual = Guarded.of(blank), Guarded.of(blank)
     matrix = matrix_of(form, num_inputs, num_outputs, weights.address, bias.address)
-    ops.pack(ops.team, matrix, Rows(weight.address, 4 * num_inputs), 0, num_outputs)
-    job = Job(
+    ops.pack(ops.threads, matrix, Rows(weight.address, 4 * num_inputs), 0, num_outputs)
+    args = ProjectionArgs(
         num_rows=num_rows,
         gain=gain.address if has_norms else 0,
         eps=1e-6,
@@ -196,7 +196,7 @@ def test_nothing_is_written_beyond_the_matrix_its_rows_and_their_memory(
         packed=packed.address,
     )
     to = Rows(residual.address, stride)
-    ops.project(ops.team, matrix, job, Rows(x.address, 4 * num_inputs), Rows(out.address, stride), to)
+    ops.project(ops.threads, matrix, args, Rows(x.address, 4 * num_inputs), Rows(out.address, stride), to)
     assert all(memory.alive for memory in (weights, packed, x, weight, gain, after_gain, bias, out, residual))
     for memory, is_written in ((out, True), (residual, adds)):
         rows = memory.inside.reshape(num_rows, stride)

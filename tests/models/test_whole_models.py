@@ -15,14 +15,14 @@ from tiny_models import BOS, EOS, SMALL, TURN, write_folder
 
 from legato import SamplingParams
 from legato.config import EngineSettings, ModelSettings
-from legato.engine.build import Built, build
+from legato.engine.build import LoadedModel, build
 from legato.engine.llm import LLM
 from legato.errors import ConfigError, ModelError, RequestError
 
 PROMPT = "how are you"
 
 
-def load(folder: Path, *, for_chat: bool = False, **changes: Any) -> Built:
+def load(folder: Path, *, for_chat: bool = False, **changes: Any) -> LoadedModel:
     return build(
         ModelSettings(**{"model": str(folder), "weights": "dense"} | changes),
         EngineSettings(num_blocks=8, attention="reference"),

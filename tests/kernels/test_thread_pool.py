@@ -1,4 +1,4 @@
-"""Threads that share work: each item is done once, whoever comes, and no thread outlives its use."""
+"""ThreadPool that share work: each item is done once, whoever comes, and no thread outlives its use."""
 
 import gc
 import threading
@@ -11,7 +11,7 @@ import pytest
 from numba import types
 
 from legato.kernels.cache import Kernel, source_version
-from legato.kernels.team import Threads, sharing, tuple_type
+from legato.kernels.thread_pool import ThreadPool, sharing, tuple_type
 from legato.kernels.vector import next_number
 
 INTEGERS = types.Array(types.int64, 1, "C")
@@ -64,7 +64,7 @@ def kernel() -> Kernel:
 def call(kernel, threads, workers, num_ones=100):
     """How many items each worker did."""
     done, items, seen = np.zeros(ITEMS, np.int64), np.zeros(8, np.int64), np.zeros(8, np.int64)
-    kernel(threads.team(workers), done, items, num_ones, seen)
+    kernel(threads.handle(workers), done, items, num_ones, seen)
     assert (done == 1).all()
     assert set(seen.tolist()) <= {0, num_ones}, "what is shared lives as long as the call"
     assert seen[0] == num_ones, "the caller works too"
@@ -74,7 +74,7 @@ def call(kernel, threads, workers, num_ones=100):
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_each_item_is_done_once_while_threads_watch_and_after_they_slept(kernel, count):
-    threads = Threads(count)
+    threads = ThreadPool(count)
     for i in range(3000):
         call(kernel, threads, 1 + i % 4)
         if i % 500 == 0:
@@ -82,7 +82,7 @@ def test_each_item_is_done_once_while_threads_watch_and_after_they_slept(kernel,
 
 
 def test_others_come_also_after_a_sleep(kernel):
-    threads, came = Threads(2), 0
+    threads, came = ThreadPool(2), 0
     for _ in range(3):
         time.sleep(0.2)
         until = time.monotonic() + 60
@@ -94,12 +94,12 @@ def test_others_come_also_after_a_sleep(kernel):
 
 @pytest.mark.parametrize("num_ones", [10, 1000, 100_000, 5_000_000])
 def test_what_is_shared_lives_as_long_as_the_call(kernel, num_ones):
-    call(kernel, Threads(2), 2, num_ones)
+    call(kernel, ThreadPool(2), 2, num_ones)
 
 
 def test_threads_end_when_nobody_holds_them(kernel):
     before = set(threading.enumerate())
-    threads = Threads(3)
+    threads = ThreadPool(3)
     call(kernel, threads, 3)
     started = set(threading.enumerate()) - before
     assert len(started) == 2
@@ -112,7 +112,7 @@ def test_threads_end_when_nobody_holds_them(kernel):
 
 
 def test_callers_at_the_same_time_get_all_their_work_done(kernel):
-    threads, failed = Threads(2), []
+    threads, failed = ThreadPool(2), []
 
     def use():
         try:

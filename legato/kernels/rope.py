@@ -1,4 +1,5 @@
-"""Norms and rotation of queries and keys, where they lie. Compiled by numba; knows addresses, no tensors."""
+"""Normalizes and rotates queries and keys in place (rotary embedding). Compiled by numba; it sees addresses
+only."""
 
 # numba's types describe only some of its uses.
 # mypy: disallow-untyped-decorators=False, warn-return-any=False
@@ -11,19 +12,19 @@ from numba import types
 
 from legato.kernels import row_vector
 from legato.kernels.cache import Kernel, source_version
-from legato.kernels.team import Team, sharing, tuple_type
+from legato.kernels.thread_pool import PoolHandle, sharing, tuple_type
 from legato.kernels.vector import next_number
 
 _compiled: Any = numba.njit
 
-_LITTLE = 1 << 14
-"""Fewer numbers than this are for one thread: waking others would take longer."""
+_SERIAL_SIZE = 1 << 14
+"""Fewer numbers than this are processed by one thread: waking others would take longer."""
 _ROWS = 16
-"""What a thread takes at once."""
+"""The rows that a thread takes at once."""
 
 
 class Heads(NamedTuple):
-    """Queries and keys of a step."""
+    """The queries and keys of a step."""
 
     address: int  # of floats
     row: int  # bytes from one token to the next
@@ -46,34 +47,34 @@ _share, _get = sharing(
 )
 
 
-def turn_kernel() -> Kernel:
-    """turn(team, heads)"""
+def rope_kernel() -> Kernel:
+    """rope(threads, heads)"""
     version = source_version()
 
     @_compiled(nogil=True)
-    def turn(team: Team, work: int, heads: Heads) -> int:
-        is_little = heads.num_rows * heads.num_heads * heads.dim < _LITTLE
-        some = Team(team.state, 1) if is_little else team
+    def rope(threads: PoolHandle, work: int, heads: Heads) -> int:
+        is_small = heads.num_rows * heads.num_heads * heads.dim < _SERIAL_SIZE
+        some = PoolHandle(threads.state, 1) if is_small else threads
         _share(some, work, _Context(heads, np.zeros(1, np.int64)))
         return version
 
     def work(address: int, worker: int) -> None:  # noqa: ARG001
-        _turn_some(_get(address), version)
+        _rotate_shared(_get(address), version)
 
-    return Kernel(turn, work)
+    return Kernel(rope, work)
 
 
 @_compiled
-def _turn_some(c: _Context, _version: int) -> None:
+def _rotate_shared(c: _Context, _version: int) -> None:
     while True:
         first = next_number(c.counter.ctypes.data) * _ROWS
         if first >= c.heads.num_rows:
             break
-        _turn_rows(c.heads, first, min(first + _ROWS, c.heads.num_rows))
+        _rotate_rows(c.heads, first, min(first + _ROWS, c.heads.num_rows))
 
 
 @_compiled
-def _turn_rows(heads: Heads, first: int, end: int) -> None:
+def _rotate_rows(heads: Heads, first: int, end: int) -> None:
     half, size = heads.dim // 2, heads.dim * 4
     for row in range(first, end):
         angle = row * half * 4
@@ -81,4 +82,4 @@ def _turn_rows(heads: Heads, first: int, end: int) -> None:
             head = heads.address + row * heads.row + number * size
             if heads.gains:
                 row_vector.norm(head, head, heads.dim, heads.gains + number * size, heads.eps)
-            row_vector.turn(head, half, heads.cos + angle, heads.sin + angle)
+            row_vector.rotate(head, half, heads.cos + angle, heads.sin + angle)

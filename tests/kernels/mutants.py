@@ -4,8 +4,8 @@ MUTANTS = (
     (
         "a scale of weights rounded to nearest, which the largest weight may not fit under",
         "legato/kernels/product_vector.py",
-        "scale = next_up.where(is_small, scale)",
-        "scale = scale.where(is_small, scale)",
+        "scale = next_up.select(is_small, scale)",
+        "scale = scale.select(is_small, scale)",
         "tests/kernels/test_integer_products.py::test_a_product_has_the_bits_of_the_oracle",
     ),
     (

@@ -30,7 +30,7 @@ for kind in ("w16", "w8"):
     read = other.rows(torch.tensor([3, 49]), 2.5)
     for result in (gated, x, turned, other(x), read):
         digest.update(result.contiguous().numpy().tobytes())
-    kernels = (ops.project, ops.pack, ops.read, ops._turn)
+    kernels = (ops.project, ops.pack, ops.read, ops._rope)
     hits.append(sum(kernel.num_cache_hits for kernel in kernels))
 print(digest.hexdigest(), hits[0])
 """

@@ -20,7 +20,7 @@ MUTANTS = (
         "legato/server/generation/replies.py",
         "                    reservation=reservation,\n",
         "",
-        "tests/server/test_terms.py::test_more_replies_than_may_ever_run_and_wait_are_refused_for_good",
+        "tests/server/test_terms.py::test_an_idle_server_takes_all_replies_of_a_request_that_fit_into_places_and_queue",
     ),
     (
         "free places do not count",
@@ -60,8 +60,8 @@ MUTANTS = (
     (
         "prompt tokens that left still wait",
         "legato/engine/queue_limits.py",
-        "        self._num_open -= 1\n        self._num_tokens -= num_tokens",
-        "        self._num_open -= 1",
+        "        self._first_tokens.append((self._clock(), num_tokens))\n        self._num_tokens -= num_tokens",
+        "        self._first_tokens.append((self._clock(), num_tokens))",
         "tests/server/test_connections.py::test_j_04_tokens_that_wait_have_a_limit_and_health_answers_meanwhile",
     ),
     (

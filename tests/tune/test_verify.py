@@ -39,7 +39,7 @@ def test_what_costs_what_is_said_is_measured_as_predicted() -> None:
     workload = arrivals(8, 0.2, prompt=100, output=10)
     result = verify(sleeping_engine(bench(workload)), bench(workload), SETUP, workload)
     rows = result.rows
-    assert result.correction == pytest.approx(1, abs=0.3)
+    assert result.pace == pytest.approx(1, abs=0.3)
     assert [row.name for row in rows] == [
         f"{name}, {which}"
         for name in ("time to first token", "gap between tokens")
@@ -55,7 +55,7 @@ def test_a_machine_that_is_slower_than_its_costs_is_found_out() -> None:
     workload = arrivals(4, 0.2, prompt=60, output=10)
     result = verify(sleeping_engine(bench(workload), slower=2.0), bench(workload), SETUP, workload)
     rows = result.rows
-    assert result.correction > 1.7
+    assert result.pace > 1.7
     assert not any(row.close for row in rows)
     assert all(row.ratio > 1.5 for row in rows)
 

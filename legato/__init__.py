@@ -52,8 +52,8 @@ __all__ = [
 _HOMES = {
     "LLM": "engine.llm",
     "AsyncLLM": "engine.async_llm",
-    "Completion": "engine.asking",
-    "Delta": "engine.output",
+    "Completion": "engine.inputs",
+    "Delta": "engine.output_processor",
     "SamplingParams": "engine.params",
     "EngineSettings": "config",
     "ModelSettings": "config",

@@ -1,6 +1,6 @@
 """How the tokens of a reply are chosen, and when the reply ends.
 
-Text does not appear here. Stop *strings* are matched where tokens become text (`legato.engine.output`).
+Text does not appear here. Stop *strings* are matched where tokens become text (`legato.engine.output_processor`).
 """
 
 import math

@@ -56,7 +56,7 @@ def tight(llm: LLM, watcher: Watcher) -> LLM:
     )
     pool = BlockPool(5, engine.scheduler.state.pool.block_size)
     scheduler = Scheduler(config, pool, prefill_policy=Chunked(5), output_lengths=NoForesight())
-    small = Engine.on_runner(scheduler, engine._runner, clock=engine.clock)
+    small = Engine.on_runner(scheduler, engine._executor._runner, clock=engine.clock)
     small.observe(watcher)
     return LLM(replace(llm.model, engine=small))
 

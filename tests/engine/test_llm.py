@@ -136,7 +136,7 @@ def test_ctrl_c_in_a_step_of_two_streams_ends_both_and_leaves_the_model_usable(
     one, other = llm.stream(FRANCE, greedy(50)), llm.stream(FRANCE, greedy(50))
     assert next(one).text == next(other).text == " the"
     with monkeypatch.context() as patch:
-        patch.setattr(llm.model.engine._runner, "run", interrupt)
+        patch.setattr(llm.model.engine._executor._runner, "run", interrupt)
         with pytest.raises(KeyboardInterrupt):
             list(one)
     with pytest.raises(StepError, match="KeyboardInterrupt"):
@@ -194,17 +194,17 @@ def test_conversations_are_answered_by_the_chat_template(chatty: LLM) -> None:
     again, other = chatty.chat([HELLO, [*HELLO, {"role": "assistant", "content": "Hi"}, *HELLO]], greedy(3))
     assert one == again
     assert len(other.prompt_token_ids) > len(one.prompt_token_ids)
-    template = chatty.built.chat_template
+    template = chatty.model.chat_template
     assert template is not None
     prompt = template.render(HELLO)  # type: ignore[arg-type]
-    assert one.prompt_token_ids == tuple(chatty.built.tokenizer.encode_chat(prompt))
+    assert one.prompt_token_ids == tuple(chatty.model.tokenizer.encode_chat(prompt))
     assert_idle(chatty)
 
 
 def test_the_last_message_can_be_continued(chatty: LLM) -> None:
     started = [*HELLO, {"role": "assistant", "content": "The capital of France is"}]
     (reply,) = chatty.chat(started, greedy(1), continue_final_message=True)
-    assert chatty.built.tokenizer.decode(reply.prompt_token_ids).endswith("The capital of France is")
+    assert chatty.model.tokenizer.decode(reply.prompt_token_ids).endswith("The capital of France is")
 
 
 IDS = [2, 818, 5279, 529]
@@ -248,15 +248,15 @@ MISUSE: list[tuple[Callable[[LLM], object], str]] = [
     (lambda llm: llm.generate({"prompt": "hi"}), "a prompt is a text .* this is a dict"),
     (lambda llm: llm.generate([None]), r"prompts\[0\]: a prompt is a text .* not a NoneType"),
     (lambda llm: llm.generate(["hi", 1.5]), r"prompts\[1\]: a prompt is a text"),
-    (lambda llm: llm.generate([["hi"]]), "the list has a str at place 0"),
-    (lambda llm: llm.generate([[5, True]]), "the list has a bool at place 1"),
+    (lambda llm: llm.generate([["hi"]]), "the list has a str at index 0"),
+    (lambda llm: llm.generate([[5, True]]), "the list has a bool at index 1"),
     (lambda llm: llm.generate(np.array([1.5, 2.5])), r"prompts\[0\]: a prompt is a text .* not a float"),
-    (lambda llm: llm.generate([np.array([5.0])]), "the list has a float at place 0"),
-    (lambda llm: llm.generate([np.array([True])]), "the list has a bool at place 0"),
+    (lambda llm: llm.generate([np.array([5.0])]), "the list has a float at index 0"),
+    (lambda llm: llm.generate([np.array([True])]), "the list has a bool at index 0"),
     (lambda llm: llm.generate(np.array(5)), "a prompt is a text .* this is a ndarray"),
-    (lambda llm: llm.generate(np.zeros((1, 1, 1), int)), "the list has a list at place 0"),
+    (lambda llm: llm.generate(np.zeros((1, 1, 1), int)), "the list has a list at index 0"),
     (lambda llm: llm.generate([np.array([5]), 5]), "prompts mix token ids with texts or lists"),
-    (lambda llm: llm.stream(np.array([[5]])), "the list has a list at place 0"),
+    (lambda llm: llm.stream(np.array([[5]])), "the list has a list at index 0"),
     (lambda llm: llm.generate([[-1]]), "token ids must be from 0 to 262143"),
     (lambda llm: llm.generate([[10**9]]), "token ids must be from 0 to 262143"),
     (
@@ -271,8 +271,8 @@ MISUSE: list[tuple[Callable[[LLM], object], str]] = [
     (lambda llm: llm.chat(HELLO), "no chat template: use generate"),
     (lambda llm: llm.chat("Hello"), 'a conversation is a list of messages such as .*"role".* this is a str'),
     (lambda llm: llm.chat([]), "a conversation is a list .* this is an empty list"),
-    (lambda llm: llm.chat(["Hello"]), "a conversation is a list .* this has a str in it"),
-    (lambda llm: llm.chat([[]]), "a conversation is a list .* this has an empty list in it"),
+    (lambda llm: llm.chat(["Hello"]), "a conversation is a list .* this contains a str"),
+    (lambda llm: llm.chat([[]]), "a conversation is a list .* this contains an empty list"),
     (lambda llm: llm.get_default_sampling_params(top_q=1), "did you mean top_"),
 ]
 
@@ -339,7 +339,7 @@ def test_the_async_engine_serves_many_at_once(llm: LLM) -> None:
 
 def test_the_async_engine_answers_conversations(chatty: LLM) -> None:
     async def use() -> None:
-        async with AsyncLLM(chatty.built) as model:
+        async with AsyncLLM(chatty.model) as model:
             assert await model.chat(HELLO, greedy(3)) == expected
 
     (expected,) = chatty.chat(HELLO, greedy(3))

@@ -21,7 +21,7 @@ def test_without_arguments_it_is_openais_sampling_and_sixteen_tokens() -> None:
     assert params.for_engine(TOKENIZER) == request.SamplingParams(
         max_tokens=16, stop_token_ids=TOKENIZER.eos_ids
     )
-    assert params.text_rules.stop == ()
+    assert params.detokenize_options.stop == ()
 
 
 def test_collections_may_be_what_is_at_hand() -> None:
@@ -30,11 +30,11 @@ def test_collections_may_be_what_is_at_hand() -> None:
         stop="a", stop_token_ids=[5], logit_bias={3: 1.5}, allowed_token_ids=[7, 8], top_k=-1
     )
     ours = params.for_engine(TOKENIZER)
-    assert params.text_rules.stop == ("a",)
+    assert params.detokenize_options.stop == ("a",)
     assert ours.stop_token_ids == {5} | eos
     assert (ours.logit_bias, ours.allowed_token_ids, ours.top_k) == (((3, 1.5),), {7, 8}, 0)
     more = SamplingParams(stop=["a", "b"], stop_token_ids={5}, ignore_eos=True, logit_bias=[(3, 1.5)])
-    assert more.text_rules.stop == ("a", "b")
+    assert more.detokenize_options.stop == ("a", "b")
     assert more.for_engine(TOKENIZER).stop_token_ids == {5}
     assert more.for_engine(TOKENIZER).logit_bias == ours.logit_bias
 

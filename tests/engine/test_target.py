@@ -71,7 +71,7 @@ def start(machine: Machine, **settings: object) -> tuple[Engine, Ended]:
     config = scheduler_config(given, max_model_len=8_192, vocab_size=VOCAB)
     costs = CostModel(calibrate(machine.runner, config, max_seconds=8.0, clock=machine.clock))
     given = resolve_target(given, costs)
-    engine = Engine(
+    engine = Engine.on_runner(
         make_scheduler(given, config, BlockPool(512, 32), costs), machine.runner, clock=machine.clock
     )
     ended = Ended(Targets(tpot=given.tpot_target))

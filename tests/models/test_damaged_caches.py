@@ -38,9 +38,9 @@ told = json.loads(sys.argv.pop(1))
 told["parts"] = tuple(tuple(part) for part in told["parts"])
 packaged.PACKAGED_MODELS = (packaged.PackagedModel(**told),)
 from legato.cost.step_cost import StepShape
-from legato.engine import costs
+from legato.engine import step_costs
 measured = ((StepShape(1, 0, 100, 0, True), 0.02), (StepShape(0, 64, 0, 4096, False), 0.05))
-costs.calibrate = lambda *_, **__: measured  # takes no time, and no other program disturbs it
+step_costs.calibrate = lambda *_, **__: measured  # takes no time, and no other program disturbs it
 from legato.cli.main import run
 run()
 """

@@ -1,6 +1,6 @@
 """How the tokens of a reply are chosen, and when the reply ends.
 
-Text does not appear here. Stop *strings* are matched where tokens become text (`legato.engine.output_processor`).
+Text does not appear here. `legato.engine.output_processor` matches stop *strings* where tokens become text.
 """
 
 import math
